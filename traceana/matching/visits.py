@@ -1,0 +1,129 @@
+"""Visits: the passes of a stage over its slots, cut at `recv_requests`.
+
+The ordinal of a visit since the profiler's start is the same on every stage, because start and stop requests travel
+down the pipeline in slot order (docs/concepts/matching.md). The profiler starts inside a visit, after its
+`recv_requests` began, so visit 0 has no such span and is incomplete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from traceana import schema
+from traceana.intervals import Intervals, within
+from traceana.tables import RankTables
+
+__all__ = ["find_visits", "main_thread", "span_set", "visit_of"]
+
+# First that occurs wins: the pipeline loop's own span, else the one every scheduler loop has.
+_ANCHORS = ("recv_requests", "scheduler.recv_requests")
+_RUNS = ("run_batch", "scheduler.run_batch")
+_STEP = r"^step\[(?P<mode>[A-Z_]+)(?: bs=(?P<batch>\d+))?(?: toks=(?P<tokens>\d+))?"
+
+
+def main_thread(rank: RankTables) -> int | None:
+    """The thread that schedules: the one with the most `recv_requests` spans, else with the most annotations."""
+    names = rank.annotations.filter(pl.col("name").cast(pl.String).is_in(_ANCHORS))
+    frame = names if names.height else rank.annotations
+    if frame.height == 0:
+        frame = rank.calls
+    if frame.height == 0:
+        return None
+    counts = frame.group_by("tid").len().sort(["len", "tid"], descending=[True, False])
+    return int(counts.get_column("tid")[0])
+
+
+def span_set(annotations: pl.DataFrame, name: str) -> Intervals:
+    """The spans of one name as a disjoint sorted set; of nested spans of the same name the outer one stays."""
+    rows = annotations.filter(pl.col("name") == name).sort("ts_ns", "end_ns", descending=[False, True])
+    start = rows.get_column("ts_ns").to_numpy()
+    end = rows.get_column("end_ns").to_numpy()
+    if start.size > 1:
+        reach = np.maximum.accumulate(end)
+        outer = np.concatenate(([True], start[1:] >= reach[:-1]))
+        start, end = start[outer], end[outer]
+    return Intervals(start, end)
+
+
+def _first_set(annotations: pl.DataFrame, names: Sequence[str]) -> tuple[str | None, Intervals]:
+    for name in names:
+        spans = span_set(annotations, name)
+        if spans.start.size:
+            return name, spans
+    zero = np.zeros(0, dtype=np.int64)
+    return None, Intervals(zero, zero)
+
+
+def find_visits(rank: RankTables, *, slots: int | None = None) -> pl.DataFrame:
+    """VISITS of one rank in order, or an empty frame where the trace has no scheduler spans.
+
+    `slots` is the number of slots of the loop (pp_size + async depth), where known. Times stay on the clock of
+    `rank`. A visit with a forward carries the forward's `step[...]` annotation, its mode, batch size and tokens (a
+    decode step has one token a request).
+    """
+    tid = main_thread(rank)
+    own = rank.annotations.filter(pl.col("tid") == tid) if tid is not None else rank.annotations
+    _, anchors = _first_set(own, _ANCHORS)
+    if anchors.start.size == 0:
+        return schema.VISITS.empty()
+    begin = int(own.get_column("ts_ns").min() or 0)  # type: ignore[call-overload,unused-ignore]
+    stop = int(own.get_column("end_ns").max() or 0)  # type: ignore[call-overload,unused-ignore]
+    start = np.concatenate(([min(begin, int(anchors.start[0]))], anchors.start))
+    end = np.concatenate((anchors.start, [max(stop, int(anchors.end[-1]))]))
+    ordinal = np.arange(start.size)
+    complete = np.ones(start.size, dtype=np.bool_)
+    complete[0] = complete[-1] = False
+    frame = pl.DataFrame({"visit": ordinal, "ts_ns": start, "end_ns": end, "complete": complete})
+    runs = _first_set(own, _RUNS)[1]
+    finished = own.filter(~pl.col("finished") & pl.col("name").cast(pl.String).is_in(_RUNS))
+    run_frame = pl.DataFrame(
+        {
+            "visit": np.searchsorted(start, runs.start, side="right") - 1,
+            "run_ts_ns": runs.start,
+            "run_end_ns": runs.end,
+        }
+    ).unique("visit", keep="first", maintain_order=True)
+    steps = own.select(
+        pl.col("ts_ns"), pl.col("name").cast(pl.String).alias("step"), pl.col("name").cast(pl.String).str.extract_groups(_STEP).alias("g")
+    ).filter(pl.col("g").struct.field("mode").is_not_null())
+    step_frame = (
+        steps.with_columns(
+            pl.Series("visit", np.searchsorted(start, steps.get_column("ts_ns").to_numpy(), side="right") - 1),
+            pl.col("g").struct.field("mode").str.to_lowercase().alias("mode"),
+            pl.col("g").struct.field("batch").cast(pl.Int32).alias("batch_size"),
+            pl.col("g").struct.field("tokens").cast(pl.Int64).alias("tokens"),
+        )
+        .drop("g", "ts_ns")
+        .unique("visit", keep="first", maintain_order=True)
+        .with_columns(
+            pl.when(pl.col("tokens").is_null() & (pl.col("mode") == "decode"))
+            .then(pl.col("batch_size").cast(pl.Int64))
+            .otherwise(pl.col("tokens"))
+            .alias("tokens")
+        )
+    )
+    frame = (
+        frame.join(run_frame, on="visit", how="left", maintain_order="left")
+        .join(step_frame, on="visit", how="left", maintain_order="left")
+        .with_columns(
+            pl.lit(rank.info.rank).alias("rank"),
+            (pl.col("visit") % slots if slots else pl.lit(None)).cast(pl.Int32).alias("slot"),
+        )
+    )
+    if finished.height:  # a run_batch cut by the profiler's stop has no known end
+        cut = finished.get_column("ts_ns")
+        frame = frame.with_columns(
+            pl.when(pl.col("run_ts_ns").is_in(cut.implode())).then(None).otherwise(pl.col("run_end_ns")).alias("run_end_ns")
+        )
+    return schema.VISITS.frame(frame)
+
+
+def visit_of(visits: pl.DataFrame, times: np.ndarray) -> np.ndarray:
+    """Ordinal of the visit of one rank that holds each time, -1 where none does."""
+    spans = Intervals(visits.get_column("ts_ns").to_numpy(), visits.get_column("end_ns").to_numpy())
+    index = within(times.astype(np.int64), spans)
+    ordinals = np.append(visits.get_column("visit").to_numpy(), -1)
+    return ordinals[index]

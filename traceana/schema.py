@@ -185,6 +185,77 @@ GPU_SAMPLES = Table(
         Column("temperature_c", F64, "temperature", "C", nullable=True),
     ),
 )
+_SCHEDULER_LINE = (
+    Column(
+        "ts_ns",
+        I64,
+        "when the line was written, as the log's clock says (see `log_clock` for zone and resolution)",
+        "ns",
+    ),
+    Column("pp_rank", I32, "stage that wrote it"),
+    Column("tp_rank", I32, "tensor-parallel rank that wrote it"),
+    Column("dp_rank", I32, "data-parallel rank that wrote it", nullable=True),
+    Column("iteration", I64, "forward counter, where the server prints it", nullable=True),
+    Column(
+        "running",
+        I64,
+        "`#running-req`: requests of ONE micro-batch, never the server's total",
+        "requests",
+        nullable=True,
+    ),
+    Column("queue", I64, "`#queue-req`: requests that wait", "requests", nullable=True),
+    Column("token_usage", F64, "share of the KV pool in use, 0 to 1", nullable=True),
+    Column("cuda_graph", BOOL, "the batch ran as a CUDA graph", nullable=True),
+    Column("phase", STR, "before, profile or after: where the line stands to the profiler's runs"),
+)
+DECODE_LOG = Table(
+    "decode_log",
+    "one `Decode batch` line of the scheduler's log",
+    (
+        *_SCHEDULER_LINE,
+        Column("tokens", I64, "`#token`: tokens in the stage's whole KV pool", "tokens", nullable=True),
+        Column("gen_throughput", F64, "`gen throughput`: of all micro-batches since the line before", "tokens/s"),
+        Column("accept_length", F64, "speculative decoding: tokens accepted per step", nullable=True),
+        Column(
+            "fwd_occupancy", F64, "share of time in forwards, in percent, where the server measures it", nullable=True
+        ),
+        Column("pure", BOOL, "the stage's line before is a decode line too, and no profiler started or ended between"),
+    ),
+)
+PREFILL_LOG = Table(
+    "prefill_log",
+    "one `Prefill batch` line of the scheduler's log",
+    (
+        *_SCHEDULER_LINE,
+        Column("new_seqs", I64, "requests that start", "requests"),
+        Column("new_tokens", I64, "tokens to compute", "tokens"),
+        Column("cached_tokens", I64, "tokens taken from the prefix cache", "tokens", nullable=True),
+        Column("pending_tokens", I64, "tokens that wait", "tokens", nullable=True),
+        Column("input_throughput", F64, "`input throughput` as printed", "tokens/s", nullable=True),
+    ),
+)
+REQUESTS = Table(
+    "requests",
+    "one request as a client saw it",
+    (
+        Column("start_ns", I64, "when it was sent, on the client's clock", "ns"),
+        Column("end_ns", I64, "when its last byte arrived", "ns"),
+        Column("ok", BOOL, "it was answered without an error"),
+        Column("input_tokens", I64, "prompt length", "tokens", nullable=True),
+        Column("output_tokens", I64, "tokens generated", "tokens", nullable=True),
+    ),
+)
+METRICS = Table(
+    "metrics",
+    "one sample of one /metrics dump",
+    (
+        Column("when", I32, "dump, counted from the oldest"),
+        Column("name", STR, "metric, for instance sglang:realtime_tokens_total"),
+        Column("labels", STR, 'labels as printed, for instance `mode="decode",pp_rank="0"`'),
+        Column("value", F64, "value"),
+        Column("file", STR, "name of the dump's file"),
+    ),
+)
 VISITS = Table(
     "visits",
     "one pass of a stage over a slot, from one recv_requests start to the next",
@@ -331,7 +402,8 @@ ATTRIBUTION = Table(
 TABLES: Mapping[str, Table] = {
     t.name: t
     for t in (
-        DEVICE, CALLS, ANNOTATIONS, OPS, GPU_ANNOTATIONS, OVERHEADS, LOSSES, GPU_SAMPLES, VISITS, FORWARDS, MESSAGES,
+        DEVICE, CALLS, ANNOTATIONS, OPS, GPU_ANNOTATIONS, OVERHEADS, LOSSES, GPU_SAMPLES, DECODE_LOG, PREFILL_LOG,
+        REQUESTS, METRICS, VISITS, FORWARDS, MESSAGES,
         CONTROLS, COLLECTIVES, CLOCK_BOUNDS, CLOCK_RANKS, CLOCK_PAIRS, STATES, ATTRIBUTION,
     )
 }  # fmt: skip

@@ -1,0 +1,25 @@
+"""Rows of the `losses` table, made one at a time while files are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import polars as pl
+
+from traceana import schema
+
+__all__ = ["Loss", "Severity", "loss", "losses_frame"]
+
+Loss = dict[str, object]
+Severity = Literal["info", "warning", "error"]
+
+
+def loss(name: str, severity: Severity, count: int, detail: str, rank: int | None = None) -> Loss:
+    """One row: what was lost (`name`), how much of it (`count`), and where, in words (`detail`)."""
+    return {"name": name, "severity": severity, "rank": rank, "count": count, "detail": detail}
+
+
+def losses_frame(rows: Sequence[Loss]) -> pl.DataFrame:
+    """`rows` as a LOSSES frame, in the order given."""
+    return schema.LOSSES.frame(list(rows))

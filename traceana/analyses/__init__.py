@@ -1,1 +1,1 @@
-"""TODO."""
+"""Analyses: each takes a `Trace` and returns a `Result`. They do not know each other."""

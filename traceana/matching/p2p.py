@@ -16,7 +16,6 @@ import polars as pl
 
 from traceana import schema
 from traceana.intervals import within
-from traceana.matching.launches import launches
 from traceana.matching.topology import Topology
 from traceana.matching.visits import span_set, visit_of
 from traceana.tables import RankTables
@@ -49,11 +48,11 @@ def bytes_of(elements: pl.Expr, dtype: pl.Expr) -> pl.Expr:
     return elements * dtype.cast(pl.String).replace_strict(_BYTES, default=None, return_dtype=pl.Int64)
 
 
-def p2p_endpoints(rank: RankTables, visits: pl.DataFrame) -> Endpoints:
-    """The pipeline's send and receive kernels of one rank in launch order. All-to-all `SendRecv` kernels, which carry
+def p2p_endpoints(rank: RankTables, visits: pl.DataFrame, calls: pl.DataFrame) -> Endpoints:
+    """The pipeline's send and receive kernels of one rank in launch order; `calls` are its `launches`. All-to-all `SendRecv` kernels, which carry
     neither a source nor a destination, are collectives and not among them."""
     me = rank.info.rank
-    joined = pl.concat([rank.device.with_row_index("row"), launches(rank)], how="horizontal")
+    joined = pl.concat([rank.device.with_row_index("row"), calls], how="horizontal")
     rows = (
         joined.filter(pl.col("collective").cast(pl.String).is_in(["send", "recv"]))
         .filter(pl.col("src_rank").is_not_null() | pl.col("dst_rank").is_not_null())

@@ -1,0 +1,284 @@
+"""Bubbles cut into stretches with one cause each: chains, host phases and clock uncertainty put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from traceana import schema
+from traceana.intervals import Intervals, IntArray, intersect_pairs, subtract
+from traceana.model.chain import CAUSES, CODE, FORWARD, REASONS, THREAD, Links, walk
+from traceana.model.gaps import Gaps, find_gaps
+from traceana.model.graph import Graph, build_graph
+from traceana.model.kernel_classes import is_communication
+from traceana.model.phases import host_phases
+from traceana.model.states import DeviceStates
+from traceana.model.trace import Trace
+
+__all__ = ["Blame", "blame"]
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """`attribution` (ATTRIBUTION) tiles every rank's bubble; `links` are the whole chains it was cut from, `graph` what
+    they refer to. `bounds` gives, per rank and cause, the least and most nanoseconds over the clocks tried."""
+
+    attribution: pl.DataFrame
+    links: Links
+    graph: Graph
+    bounds: pl.DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Stretches of bubbles on the waiter's own clock, in arrays; `detail` and `visit` of host phases come along."""
+
+    rank: IntArray
+    lo: IntArray
+    hi: IntArray
+    cause: IntArray
+    root: IntArray
+    crossed: np.ndarray
+    gap: IntArray
+    link: IntArray
+    element: IntArray
+    ref: IntArray
+    reason: IntArray
+    phase: IntArray
+
+    def take(self, rows: IntArray | np.ndarray, **changed: IntArray) -> _Pieces:
+        """The given rows, with some columns changed."""
+        return _Pieces(**{f: changed.get(f, getattr(self, f)[rows]) for f in self.__slots__})
+
+
+class _Blamer:
+    def __init__(self, trace: Trace, states: Mapping[int, DeviceStates]) -> None:
+        self.trace = trace
+        self.states = states
+        self.graph = build_graph(trace)
+        self.phases = [
+            host_phases(r, trace.visits.filter(pl.col("rank") == r.info.rank)) for r in trace.capture.ranks
+        ]
+        codes = {**CODE}
+        self.phase_cause = [p.get_column("cause").replace_strict(codes, return_dtype=pl.Int64).to_numpy() for p in self.phases]
+        flags = [
+            r.device.get_column("name").cast(pl.String).unique().to_list() for r in trace.capture.ranks
+        ]
+        nccl = {n for names in flags for n in names if is_communication(n)}
+        communication = np.concatenate(
+            [r.device.get_column("name").cast(pl.String).is_in(list(nccl)).to_numpy() for r in trace.capture.ranks]
+        ) if trace.capture.ranks else np.zeros(0, dtype=np.bool_)
+        self.gaps: list[Gaps] = [
+            find_gaps(self.graph, i, states[r].bubbles, communication) for i, r in enumerate(trace.ranks)
+        ]
+        self.head = np.concatenate([g.head for g in self.gaps])
+        self.begin = np.concatenate([g.begin for g in self.gaps])
+        self.first = np.cumsum([0, *(g.head.size for g in self.gaps)])
+
+    def pieces(self, shift: IntArray) -> tuple[_Pieces, Links]:
+        """All bubbles in pieces under clocks moved by `shift`, on the waiters' own (unmoved) clocks."""
+        graph = self.graph.shifted(shift)
+        waiter = self.graph.activity.rank[self.head]
+        links = walk(graph, self.head, self.begin + shift[waiter])
+        parts: list[_Pieces] = []
+        base = _Pieces(
+            rank=waiter[links.chain], lo=links.lo, hi=links.hi, cause=links.cause, root=links.root, crossed=links.crossed,
+            gap=links.chain, link=links.link, element=links.element, ref=links.ref, reason=links.reason,
+            phase=np.full(links.chain.size, -1, dtype=np.int64),
+        )  # fmt: skip
+        host = base.element == THREAD
+        parts.append(base.take(np.flatnonzero(~host)))
+        thread_rank = graph.thread_rank[base.ref * host]
+        for i, phases in enumerate(self.phases):
+            rows = np.flatnonzero(host & (thread_rank == i))
+            if rows.size == 0:
+                continue
+            on_main = graph.main[i] == base.ref[rows]
+            spans = Intervals(phases.get_column("ts_ns").to_numpy() + shift[i], phases.get_column("end_ns").to_numpy() + shift[i])
+            known = rows[on_main]
+            a, b, over = intersect_pairs(Intervals(base.lo[known], base.hi[known]), spans)
+            parts.append(base.take(known[a], lo=over.start, hi=over.end, cause=self.phase_cause[i][b], phase=b))
+            # What no phase covers, and what other threads do, the trace does not tell.
+            rest, left = _uncovered(Intervals(base.lo[known], base.hi[known]), spans)
+            rest, left = np.concatenate([known[rest], rows[~on_main]]), Intervals(
+                np.concatenate([left.start, base.lo[rows[~on_main]]]), np.concatenate([left.end, base.hi[rows[~on_main]]])
+            )
+            parts.append(
+                base.take(rest, lo=left.start, hi=left.end, cause=np.full(rest.size, CODE["unknown"]), root=np.full(rest.size, -1))
+            )
+        every = _Pieces(*(np.concatenate([getattr(p, f) for p in parts]) for f in _Pieces.__slots__))
+        back = shift[every.rank]
+        every = every.take(np.arange(back.size), lo=every.lo - back, hi=every.hi - back)
+        return self._in_bubbles(every), links
+
+    def _in_bubbles(self, every: _Pieces) -> _Pieces:
+        """Cut to the idle intervals, with the labels that need no chain put over them."""
+        out: list[_Pieces] = []
+        for i, r in enumerate(self.trace.ranks):
+            state = self.states[r]
+            labels = state.labels
+            label = Intervals(labels.get_column("ts_ns").to_numpy(), labels.get_column("end_ns").to_numpy())
+            idle_gap = np.where(self.gaps[i].of_idle >= 0, self.gaps[i].of_idle + self.first[i], -1)
+            rows = np.flatnonzero(every.rank == i)
+            a, b, over = intersect_pairs(Intervals(every.lo[rows], every.hi[rows]), state.bubbles)
+            same = every.gap[rows[a]] == idle_gap[b]
+            cut = every.take(rows[a[same]], lo=over.start[same], hi=over.end[same])
+            if label.start.size:
+                keep, left = _uncovered(Intervals(cut.lo, cut.hi), label)
+                cut = cut.take(keep, lo=left.start, hi=left.end)
+            out.append(cut)
+            nothing = idle_gap < 0
+            lost = Intervals(state.bubbles.start[nothing], state.bubbles.end[nothing])
+            out.append(self._plain(i, subtract(lost, label) if label.start.size else lost, CODE["unknown"]))
+            if label.start.size:
+                causes = labels.get_column("cause").replace_strict(CODE, return_dtype=pl.Int64).to_numpy()
+                at = {rank: k for k, rank in enumerate(self.trace.ranks)}
+                roots = labels.get_column("root_rank").cast(pl.Int64).replace_strict(at, default=-1, return_dtype=pl.Int64).fill_null(-1).to_numpy()
+                plain = self._plain(i, label, causes)
+                out.append(plain.take(np.arange(label.start.size), root=roots, ref=np.arange(label.start.size), element=np.full(label.start.size, -2)))
+        done = _Pieces(*(np.concatenate([getattr(p, f) for p in out]) for f in _Pieces.__slots__))
+        return done.take(np.lexsort((done.lo, done.rank)))
+
+    def _plain(self, rank: int, spans: Intervals, cause: int | IntArray) -> _Pieces:
+        n = spans.start.size
+        minus = np.full(n, -1, dtype=np.int64)
+        code = np.full(n, cause) if isinstance(cause, int) else cause
+        return _Pieces(
+            rank=np.full(n, rank), lo=spans.start, hi=spans.end, cause=code, root=minus, crossed=np.zeros(n, dtype=np.bool_),
+            gap=minus, link=np.zeros(n, dtype=np.int64), element=minus, ref=minus, reason=np.zeros(n, dtype=np.int64), phase=minus,
+        )  # fmt: skip
+
+
+def _uncovered(a: Intervals, b: Intervals) -> tuple[IntArray, Intervals]:
+    """What of each interval of `a` the set `b` does not cover: index into `a`, and the rest."""
+    lo, hi = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+    outside = Intervals(np.concatenate(([lo], b.end)), np.concatenate((b.start, [hi])))
+    index, _, over = intersect_pairs(a, outside)
+    return index, over
+
+
+def _disagreement(base: _Pieces, other: _Pieces, ranks: int) -> list[Intervals]:
+    """Per rank the nanoseconds whose cause or root differs between two tilings of the same bubbles."""
+    out: list[Intervals] = []
+    for i in range(ranks):
+        p, q = np.flatnonzero(base.rank == i), np.flatnonzero(other.rank == i)
+        a, b, over = intersect_pairs(Intervals(base.lo[p], base.hi[p]), Intervals(other.lo[q], other.hi[q]))
+        differs = (base.cause[p[a]] != other.cause[q[b]]) | (base.root[p[a]] != other.root[q[b]])
+        out.append(Intervals(over.start[differs], over.end[differs]))
+    return out
+
+
+def blame(trace: Trace, states: Mapping[int, DeviceStates]) -> Blame:
+    """The attribution of every bubble of `trace`.
+
+    Every rank's clock is moved to either end of its uncertainty, one at a time; nanoseconds whose cause or root is not
+    the same under all of them are `ambiguous`.
+    """
+    blamer = _Blamer(trace, states)
+    n = len(trace.ranks)
+    zero = np.zeros(n, dtype=np.int64)
+    base, links = blamer.pieces(zero)
+    doubt: list[list[Intervals]] = [[] for _ in range(n)]
+    tallies = [_tally(base, n)]
+    for i, r in enumerate(trace.ranks):
+        u = trace.uncertainty_ns.get(r)
+        if not u:
+            continue
+        for sign in (-1, 1):
+            shift = zero.copy()
+            shift[i] = sign * u
+            moved, _ = blamer.pieces(shift)
+            tallies.append(_tally(moved, n))
+            for k, spans in enumerate(_disagreement(base, moved, n)):
+                doubt[k].append(spans)
+    if len(tallies) > 1:
+        base = _mark_ambiguous(base, doubt)
+    return Blame(_frame(blamer, base), links, blamer.graph, _bounds(tallies, trace))
+
+
+def _tally(pieces: _Pieces, ranks: int) -> IntArray:
+    out = np.zeros((ranks, len(CAUSES)), dtype=np.int64)
+    np.add.at(out, (pieces.rank, pieces.cause), pieces.hi - pieces.lo)
+    return out
+
+
+def _bounds(tallies: list[IntArray], trace: Trace) -> pl.DataFrame:
+    stack = np.stack(tallies)
+    low, high = stack.min(axis=0), stack.max(axis=0)
+    rows = [
+        {"rank": r, "cause": cause, "low_ns": int(low[i, k]), "high_ns": int(high[i, k])}
+        for i, r in enumerate(trace.ranks)
+        for k, cause in enumerate(CAUSES)
+        if high[i, k]
+    ]
+    return pl.DataFrame(rows, schema={"rank": pl.Int32, "cause": pl.String, "low_ns": pl.Int64, "high_ns": pl.Int64})
+
+
+def _mark_ambiguous(base: _Pieces, doubt: list[list[Intervals]]) -> _Pieces:
+    from traceana.intervals import union
+
+    out: list[_Pieces] = []
+    for i, spans in enumerate(doubt):
+        rows = np.flatnonzero(base.rank == i)
+        marked = union(np.concatenate([s.start for s in spans]), np.concatenate([s.end for s in spans])) if spans else Intervals(rows[:0], rows[:0])
+        keep, left = _uncovered(Intervals(base.lo[rows], base.hi[rows]), marked)
+        out.append(base.take(rows[keep], lo=left.start, hi=left.end))
+        a, _, over = intersect_pairs(Intervals(base.lo[rows], base.hi[rows]), marked)
+        m = a.size
+        out.append(
+            base.take(
+                rows[a], lo=over.start, hi=over.end, cause=np.full(m, CODE["ambiguous"]), root=np.full(m, -1),
+                element=np.where(base.cause[rows[a]] == CODE["ambiguous"], base.element[rows[a]], -3),
+            )
+        )  # fmt: skip
+    done = _Pieces(*(np.concatenate([getattr(p, f) for p in out]) for f in _Pieces.__slots__))
+    return done.take(np.lexsort((done.lo, done.rank)))
+
+
+def _frame(blamer: _Blamer, p: _Pieces) -> pl.DataFrame:
+    """Pieces as ATTRIBUTION rows; details in words."""
+    trace, graph = blamer.trace, blamer.graph
+    n = p.lo.size
+    detail = np.full(n, None, dtype=object)
+    for i, phases in enumerate(blamer.phases):
+        rows = np.flatnonzero((p.phase >= 0) & (p.root == i) & (p.element == THREAD))
+        texts = np.array(phases.get_column("detail").to_list(), dtype=object)
+        if rows.size:
+            detail[rows] = texts[p.phase[rows]]
+    reasons = np.array(REASONS, dtype=object)
+    unknown = p.cause == CODE["unknown"]
+    said = unknown & (p.reason > 0)
+    detail[said] = reasons[p.reason[said]]
+    detail[unknown & (p.reason == 0) & (p.element == THREAD)] = "no scheduler span says what the host does"
+    detail[unknown & (p.gap < 0) & (p.element == -1)] = "nothing in the trace ends this gap"
+    for i, r in enumerate(trace.ranks):
+        rows = np.flatnonzero((p.element == -2) & (p.rank == i))
+        if rows.size:
+            texts = np.array(blamer.states[r].labels.get_column("detail").to_list(), dtype=object)
+            detail[rows] = texts[p.ref[rows]]
+    detail[p.element == -3] = "the clocks cannot tell"
+    visit = np.full(n, -1, dtype=np.int64)
+    has = p.gap >= 0
+    forward = graph.activity.forward[blamer.head[np.maximum(p.gap, 0)]] if blamer.head.size else np.full(n, -1)
+    known = has & (forward >= 0)
+    if graph.forward_visit.size:
+        visit[known] = graph.forward_visit[forward[known]]
+    names = np.array(CAUSES, dtype=object)
+    ranks = np.array(trace.ranks, dtype=np.int64)
+    roots = np.append(ranks, -1)[p.root]
+    gap = np.where(has, p.gap - blamer.first[p.rank], -1)
+    frame = pl.DataFrame(
+        {
+            "rank": ranks[p.rank], "ts_ns": p.lo, "end_ns": p.hi, "cause": names[p.cause].tolist(),
+            "root_rank": roots, "detail": detail.tolist(), "crossed_token_return": p.crossed, "visit": visit,
+            "gap": gap, "chain": p.link, "element": p.element, "ref": p.ref,
+        },
+        schema_overrides={"detail": pl.String},
+    ).with_columns(
+        pl.when(pl.col("root_rank") >= 0).then(pl.col("root_rank")).alias("root_rank"),
+        pl.when(pl.col("visit") >= 0).then(pl.col("visit")).alias("visit"),
+    )  # fmt: skip
+    return schema.ATTRIBUTION.frame(frame)

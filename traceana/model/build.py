@@ -1,0 +1,54 @@
+"""`build_trace`: aligned tables and what was matched in them become a `Trace`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from traceana import schema
+from traceana.matching.match import Matched
+from traceana.model.forwards import find_forwards
+from traceana.model.kernel_classes import classify
+from traceana.model.trace import Trace
+from traceana.model.window import common_window, narrow
+from traceana.tables import CaptureTables
+
+__all__ = ["build_trace"]
+
+
+def build_trace(
+    capture: CaptureTables,
+    matched: Matched,
+    collectives: pl.DataFrame,
+    clock: pl.DataFrame,
+    *,
+    window: tuple[int, int] | None = None,
+) -> Trace:
+    """The model of `capture`. All frames must be on trace time already (`traceana.clock.align`).
+
+    `window` are start and end in nanoseconds from the start of the common window. Raises ModelError where the ranks
+    have no common window.
+    """
+    forwards = {r.info.rank: find_forwards(r, matched.visits[r.info.rank], matched.launches[r.info.rank]) for r in capture.ranks}
+    common = common_window(capture.ranks, matched.visits, forwards)
+    if window is not None:
+        common = narrow(common, common.start_ns + window[0], common.start_ns + window[1])
+    names = [r.device.get_column("name").cast(pl.String).unique() for r in capture.ranks]
+    uncertainty: Mapping[int, int | None] = dict(clock.select("rank", "uncertainty_ns").iter_rows())
+    return Trace(
+        capture=capture,
+        topology=matched.topology,
+        window=common,
+        visits=pl.concat(list(matched.visits.values())) if matched.visits else schema.VISITS.empty(),
+        forwards=pl.concat(list(forwards.values())) if forwards else schema.FORWARDS.empty(),
+        messages=matched.messages,
+        controls=matched.controls,
+        collectives=collectives,
+        launches=matched.launches,
+        clock=clock,
+        kernel_class=classify(pl.concat(names).unique().sort()) if names else {},
+        uncertainty_ns=uncertainty,
+        unmatched=matched.unmatched,
+        losses=matched.losses,
+    )

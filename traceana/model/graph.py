@@ -1,0 +1,330 @@
+"""The dependency graph of a capture in columns: device activities, host threads and messages of all ranks, each with
+what it had to wait for. `traceana.model.chain` walks it backwards.
+
+Arrays are concatenated over the ranks (`rank` is the position in `Graph.ranks`), times are trace time. What the trace
+does not record is rebuilt by rules named in docs/concepts/attribution.md: an activity waits for another stream only
+where a stream-wait call lies between its launch and the previous launch on its stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from traceana.intervals import IntArray
+from traceana.matching.visits import main_thread
+from traceana.model.forwards import forward_of_activities
+from traceana.model.trace import Trace
+from traceana.model.transfers import message_parts
+
+__all__ = ["NEVER", "STOP_COMMIT", "STOP_RECEIVE", "STOP_SYNC", "Graph", "build_graph"]
+
+NEVER = np.int64(-(1 << 62))
+STOP_RECEIVE, STOP_COMMIT, STOP_SYNC = 1, 2, 3
+
+_SYNCS = r"^(cuda|hip)(EventSynchronize|StreamSynchronize|DeviceSynchronize)|^cu(Event|Stream|Ctx)Synchronize"
+_WAITS = r"StreamWait(Event|Value)"
+# Without any stream-wait call in the trace, an activity that starts this soon after another stream's end followed it.
+_FOLLOWS_NS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Activities:
+    """Device activities, by rank and start. Indices are global; -1 means none."""
+
+    rank: IntArray
+    row: IntArray
+    start: IntArray
+    end: IntArray
+    stream: IntArray
+    call_start: IntArray
+    call_end: IntArray
+    thread: IntArray
+    forward: IntArray
+    send_of: IntArray
+    recv_of: IntArray
+    waits: IntArray
+    previous: IntArray
+    other: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """Points at which a host thread may have been held, by (thread, end). `ref` is a control message or an activity;
+    `before` is the last event boundary on the thread ahead of the end."""
+
+    thread: IntArray
+    start: IntArray
+    end: IntArray
+    kind: IntArray
+    ref: IntArray
+    before: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """See the module. `thread_begin` is the first event of each thread, `main` the scheduler's thread of each rank."""
+
+    ranks: tuple[int, ...]
+    activity: Activities
+    forward_rank: IntArray
+    forward_first: IntArray
+    forward_visit: IntArray
+    forward_start: IntArray
+    message_send: IntArray
+    message_recv: IntArray
+    message_token: np.ndarray
+    control_src: IntArray
+    control_dst: IntArray
+    control_send: IntArray
+    control_recv: IntArray
+    control_token: np.ndarray
+    stop: Stops
+    thread_rank: IntArray
+    thread_begin: IntArray
+    main: IntArray
+
+    def shifted(self, shift: IntArray) -> Graph:
+        """The graph with the clock of each rank moved by `shift[rank]` nanoseconds."""
+        if not shift.any():
+            return self
+        a = self.activity
+        da, dt = shift[a.rank], shift[self.thread_rank]
+        never = a.call_start == NEVER
+        activity = replace(
+            a,
+            start=a.start + da,
+            end=a.end + da,
+            call_start=np.where(never, NEVER, a.call_start + da),
+            call_end=np.where(never, NEVER, a.call_end + da),
+        )
+        s = self.stop
+        ds = dt[s.thread]
+        return replace(
+            self,
+            activity=activity,
+            forward_start=self.forward_start + shift[self.forward_rank],
+            control_send=self.control_send + dt[self.control_src],
+            control_recv=self.control_recv + dt[self.control_dst],
+            stop=replace(s, start=s.start + ds, end=s.end + ds, before=s.before + ds),
+            thread_begin=self.thread_begin + dt,
+        )
+
+
+def _other_stream(
+    start: IntArray, end: IntArray, stream: IntArray, issued: IntArray, released: IntArray, waited: IntArray, loose: bool
+) -> IntArray:
+    """For each activity of one rank the latest-ending activity of another stream that it may have waited for, or -1.
+
+    `released` is when it could have started otherwise; what ended before cannot have held it. `waited` is the last
+    stream-wait call ahead of its launch (NEVER: none): only work issued before it can be waited for.
+    """
+    n = start.size
+    by_end = np.argsort(end, kind="stable")
+    ends = end[by_end]
+    position = np.searchsorted(ends, start, side="right") - 1
+    found = np.full(n, -1, dtype=np.int64)
+    can = start > released
+    can &= (waited != NEVER) | loose
+    active = np.flatnonzero(can & (position >= 0))
+    while active.size:
+        candidate = by_end[position[active]]
+        late = end[candidate] > released[active]
+        if loose:
+            late &= start[active] - end[candidate] <= _FOLLOWS_NS
+        active, candidate = active[late], candidate[late]
+        fits = (stream[candidate] != stream[active]) & (candidate != active) & (start[candidate] < start[active])
+        if not loose:
+            fits &= issued[candidate] < waited[active]
+        found[active[fits]] = candidate[fits]
+        active = active[~fits]
+        position[active] -= 1
+        active = active[position[active] >= 0]
+    return found
+
+
+def _rank_activities(trace: Trace, index: int, first: int, threads: dict[tuple[int, int], int]) -> tuple[Activities, np.ndarray]:
+    rank = trace.capture.ranks[index]
+    me = rank.info.rank
+    launch = trace.launches[me]
+    frame = pl.concat([rank.device.select("ts_ns", "end_ns", "stream"), launch], how="horizontal")
+    start, end = frame.get_column("ts_ns").to_numpy(), frame.get_column("end_ns").to_numpy()
+    stream = frame.get_column("stream").to_numpy()
+    n = start.size
+    call_start = frame.get_column("call_ts_ns").fill_null(int(NEVER)).to_numpy()
+    call_end = frame.get_column("call_end_ns").fill_null(int(NEVER)).to_numpy()
+    tid = frame.get_column("call_tid").fill_null(-1).to_numpy()
+    thread = np.full(n, -1, dtype=np.int64)
+    for t in np.unique(tid[tid >= 0]):
+        thread[tid == t] = threads.setdefault((index, int(t)), len(threads))
+    order = np.lexsort((np.arange(n), start, stream))
+    previous = np.full(n, -1, dtype=np.int64)
+    same = stream[order][1:] == stream[order][:-1]
+    previous[order[1:][same]] = order[:-1][same]
+    visits = trace.visits.filter(pl.col("rank") == me)
+    member = forward_of_activities(rank, visits, launch)
+    waits = rank.calls.filter(pl.col("name").cast(pl.String).str.contains(_WAITS)).get_column("ts_ns").to_numpy()
+    # The launch before on the same stream: what was waited for earlier than that was waited for by it.
+    before = np.where(previous >= 0, call_start[np.maximum(previous, 0)], NEVER)
+    at = np.searchsorted(waits, call_start, side="left") - 1
+    last_wait = np.where(at >= 0, np.append(waits, NEVER)[at], NEVER)
+    waited = np.where((last_wait > before) & (call_start != NEVER), last_wait, NEVER)
+    e1 = np.where(previous >= 0, np.minimum(end[np.maximum(previous, 0)], start), NEVER)
+    released = np.maximum(e1, np.where(call_start == NEVER, NEVER, np.minimum(call_end, start)))
+    issued = np.where(call_start == NEVER, start, call_start)
+    other = _other_stream(start, end, stream, issued, released, waited, loose=waits.size == 0)
+    shift = lambda x: np.where(x >= 0, x + first, -1)  # noqa: E731
+    none = np.full(n, -1, dtype=np.int64)
+    return (
+        Activities(
+            rank=np.full(n, index, dtype=np.int64), row=np.arange(n), start=start, end=end, stream=stream,
+            call_start=call_start, call_end=call_end, thread=thread, forward=none.copy(), send_of=none.copy(),
+            recv_of=none.copy(), waits=np.zeros(n, dtype=np.int64), previous=shift(previous), other=shift(other),
+        ),
+        member,
+    )  # fmt: skip
+
+
+def _sync_stops(trace: Trace, index: int, base: int, act: Activities, threads: dict[tuple[int, int], int]) -> list[IntArray]:
+    """thread, start, end, activity of every blocking sync that some activity issued before it ended within."""
+    rank = trace.capture.ranks[index]
+    calls = rank.calls.filter(pl.col("name").cast(pl.String).str.contains(_SYNCS))
+    mine = np.flatnonzero(act.rank == index)
+    if calls.height == 0 or mine.size == 0:
+        return [np.zeros(0, dtype=np.int64)] * 4
+    start, end = calls.get_column("ts_ns").to_numpy(), calls.get_column("end_ns").to_numpy()
+    tid = calls.get_column("tid").to_numpy()
+    thread = np.array([threads.setdefault((index, int(t)), len(threads)) for t in tid], dtype=np.int64)
+    by_end = mine[np.argsort(act.end[mine], kind="stable")]
+    ends = act.end[by_end]
+    position = np.searchsorted(ends, end, side="right") - 1
+    found = np.full(start.size, -1, dtype=np.int64)
+    active = np.flatnonzero(position >= 0)
+    while active.size:
+        candidate = by_end[position[active]]
+        within = act.end[candidate] > start[active]
+        active, candidate = active[within], candidate[within]
+        issued = act.call_start[candidate]
+        fits = (issued != NEVER) & (issued < start[active])
+        found[active[fits]] = candidate[fits]
+        active = active[~fits]
+        position[active] -= 1
+        active = active[position[active] >= 0]
+    keep = found >= 0
+    return [thread[keep], start[keep], end[keep], found[keep]]
+
+
+def _boundaries(trace: Trace, index: int, tid: int) -> IntArray:
+    """Every start and end of something on a thread, but for the ends of gloo sends, which outlive their call."""
+    rank = trace.capture.ranks[index]
+    parts: list[IntArray] = []
+    for frame in (rank.annotations, rank.ops, rank.calls):
+        own = frame.filter(pl.col("tid") == tid)
+        parts.append(own.get_column("ts_ns").to_numpy())
+        ends = own.filter(pl.col("name") != "gloo:send") if frame is rank.annotations else own
+        parts.append(ends.get_column("end_ns").to_numpy())
+    return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
+
+
+def build_graph(trace: Trace) -> Graph:
+    """The graph of `trace`."""
+    ranks = trace.ranks
+    at = {r: i for i, r in enumerate(ranks)}
+    threads: dict[tuple[int, int], int] = {}
+    mains: list[int] = []
+    for i, rank in enumerate(trace.capture.ranks):
+        tid = main_thread(rank)
+        mains.append(-1 if tid is None else threads.setdefault((i, tid), len(threads)))
+    parts: list[Activities] = []
+    members: list[np.ndarray] = []
+    firsts: list[int] = []
+    total = 0
+    for i in range(len(ranks)):
+        part, member = _rank_activities(trace, i, total, threads)
+        firsts.append(total)
+        total += part.start.size
+        parts.append(part)
+        members.append(member)
+    act = Activities(*(np.concatenate([getattr(p, f) for p in parts]) for f in Activities.__slots__))
+    # Forwards, and which one an activity belongs to.
+    forwards = trace.forwards.sort("rank", "visit")
+    f_rank = np.array([at[int(r)] for r in forwards.get_column("rank")], dtype=np.int64)
+    f_visit = forwards.get_column("visit").to_numpy()
+    f_first = np.full(f_rank.size, -1, dtype=np.int64)
+    for i in range(len(ranks)):
+        own = np.flatnonzero(f_rank == i)
+        if own.size == 0:
+            continue
+        index = np.searchsorted(f_visit[own], members[i])
+        inside = members[i] >= 0
+        act.forward[firsts[i] : firsts[i] + inside.size][inside] = own[index[inside]]
+        for_act = np.flatnonzero(inside)
+        order = np.lexsort((for_act, act.start[firsts[i] + for_act], members[i][for_act]))
+        heads = for_act[order]
+        _, first_index = np.unique(members[i][heads], return_index=True)
+        f_first[own] = firsts[i] + heads[first_index]
+    f_start = forwards.get_column("ts_ns").to_numpy()
+    # Messages.
+    m = trace.messages
+    offset = np.array(firsts, dtype=np.int64)
+    src = np.array([at[int(r)] for r in m.get_column("src")], dtype=np.int64)
+    dst = np.array([at[int(r)] for r in m.get_column("dst")], dtype=np.int64)
+    send = offset[src] + m.get_column("send_row").to_numpy() if m.height else np.zeros(0, dtype=np.int64)
+    recv = offset[dst] + m.get_column("recv_row").to_numpy() if m.height else np.zeros(0, dtype=np.int64)
+    act.send_of[send] = np.arange(send.size)
+    act.recv_of[recv] = np.arange(recv.size)
+    split = message_parts(m, trace.uncertainty_ns)
+    waiting = split.filter(pl.col("transfer_ns") < pl.col("end_ns") - pl.col("ts_ns"))
+    for rank_no, row, start_ns, end_ns, moved in waiting.select("rank", "row", "ts_ns", "end_ns", "transfer_ns").iter_rows():
+        act.waits[firsts[at[rank_no]] + row] = end_ns - start_ns - moved
+    # Control messages.
+    c = trace.controls
+    main = np.array(mains, dtype=np.int64)
+    c_src = np.array([mains[at[int(r)]] for r in c.get_column("src")], dtype=np.int64)
+    c_dst = np.array([mains[at[int(r)]] for r in c.get_column("dst")], dtype=np.int64)
+    stops: list[list[IntArray]] = []
+    receive = [c_dst, c.get_column("recv_ts_ns").to_numpy(), c.get_column("recv_end_ns").to_numpy()]
+    stops.append([*receive, np.full(c.height, STOP_RECEIVE), np.arange(c.height)])
+    commit = [c_src, c.get_column("send_ts_ns").to_numpy(), c.get_column("send_end_ns").to_numpy()]
+    stops.append([*commit, np.full(c.height, STOP_COMMIT), np.arange(c.height)])
+    for i in range(len(ranks)):
+        thread, start, end, ref = _sync_stops(trace, i, firsts[i], act, threads)
+        stops.append([thread, start, end, np.full(thread.size, STOP_SYNC), ref])
+    joined = [np.concatenate([s[k] for s in stops]).astype(np.int64) for k in range(5)]
+    lasting = joined[2] > joined[1]  # an instant holds nobody up
+    joined = [x[lasting] for x in joined]
+    order = np.lexsort((joined[1], joined[2], joined[0]))
+    s_thread, s_start, s_end, s_kind, s_ref = (x[order] for x in joined)
+    before = np.full(s_end.size, NEVER)
+    begin = np.full(len(threads), np.iinfo(np.int64).max)
+    for (i, tid), thread_no in threads.items():
+        marks = _boundaries(trace, i, tid)
+        if marks.size == 0:
+            continue
+        begin[thread_no] = marks[0]
+        own = np.flatnonzero((s_thread == thread_no) & (s_kind == STOP_COMMIT))
+        # The ends of the commits themselves are boundaries too: two sends are committed one after the other.
+        marks = np.unique(np.concatenate([marks, s_end[own]]))
+        index = np.searchsorted(marks, s_end[own], side="left") - 1
+        before[own] = np.where(index >= 0, marks[np.maximum(index, 0)], NEVER)
+    thread_rank = np.array([i for (i, _), _ in sorted(threads.items(), key=lambda x: x[1])], dtype=np.int64)
+    return Graph(
+        ranks=ranks, activity=act, forward_rank=f_rank, forward_first=f_first, forward_visit=f_visit, forward_start=f_start,
+        message_send=send, message_recv=recv, message_token=_token(m, trace), control_src=c_src, control_dst=c_dst,
+        control_send=c.get_column("send_ts_ns").to_numpy(), control_recv=c.get_column("recv_ts_ns").to_numpy(),
+        control_token=_token(c, trace), stop=Stops(s_thread, s_start, s_end, s_kind, s_ref, before),
+        thread_rank=thread_rank, thread_begin=begin, main=main,
+    )  # fmt: skip
+
+
+def _token(messages: pl.DataFrame, trace: Trace) -> np.ndarray:
+    """Whether a message is the token return: results of the last stage to the first."""
+    stage = dict(trace.topology.stage)
+    last = trace.topology.pp_size - 1
+    src = pl.col("src").replace_strict(stage, default=-1, return_dtype=pl.Int64)
+    dst = pl.col("dst").replace_strict(stage, default=-1, return_dtype=pl.Int64)
+    if messages.height == 0 or last == 0:
+        return np.zeros(messages.height, dtype=np.bool_)
+    return messages.select((pl.col("kind") == "output") & (src == last) & (dst == 0)).to_series().to_numpy()

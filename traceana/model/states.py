@@ -1,0 +1,169 @@
+"""Device state of every nanosecond of the window: busy by kernel class, transfer, or bubble. See
+docs/concepts/attribution.md, section 2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from traceana import schema
+from traceana.intervals import Intervals, intersect, intersect_pairs, subtract, union
+from traceana.model.kernel_classes import is_communication
+from traceana.model.trace import Trace
+from traceana.model.transfers import collective_parts, message_parts
+from traceana.tables import RankTables
+
+__all__ = ["DeviceStates", "device_states"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStates:
+    """States of one rank. `states` (STATES) tiles the window; `bubbles` is its idle part as a set.
+
+    `labels` are stretches whose cause is told by the kernel that spins in them, without a chain (ts_ns, end_ns, cause,
+    root_rank, detail): a collective that waits for its last rank, a transfer that two splits place differently, a
+    send or receive whose direction or partner the trace lacks. `resident_ns` is the time in which any kernel, copy or
+    fill is on the device, which is what utilisation counters report as busy.
+    """
+
+    rank: int
+    states: pl.DataFrame
+    bubbles: Intervals
+    labels: pl.DataFrame
+    resident_ns: int
+    losses: pl.DataFrame
+
+
+_LABELS = {"ts_ns": pl.Int64, "end_ns": pl.Int64, "cause": pl.String, "root_rank": pl.Int32, "detail": pl.String}
+
+
+def _label(spans: Intervals, cause: str, detail: str) -> pl.DataFrame:
+    return pl.DataFrame({"ts_ns": spans.start, "end_ns": spans.end}).with_columns(
+        pl.lit(cause).alias("cause"), pl.lit(None, dtype=pl.Int32).alias("root_rank"), pl.lit(detail).alias("detail")
+    )
+
+
+def _spans(frame: pl.DataFrame) -> Intervals:
+    return union(frame.get_column("ts_ns").to_numpy(), frame.get_column("end_ns").to_numpy())
+
+
+def _owned(frame: pl.DataFrame) -> pl.DataFrame:
+    """The part of each activity in which no earlier-started one still runs: `[max(start, furthest end so far), end)`."""
+    ordered = frame.sort("ts_ns", "end_ns", "stream", descending=[False, True, False], maintain_order=True)
+    reach = pl.col("end_ns").cum_max().shift(1).fill_null(0)
+    return ordered.with_columns(pl.max_horizontal("ts_ns", reach).alias("ts_ns")).filter(pl.col("end_ns") > pl.col("ts_ns"))
+
+
+def device_states(rank: RankTables, trace: Trace) -> DeviceStates:
+    """The states of `rank` over `trace.window`."""
+    me = rank.info.rank
+    lo, hi = trace.window.start_ns, trace.window.end_ns
+    device = rank.device.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    near = device.filter((pl.col("end_ns") > lo) & (pl.col("ts_ns") < hi))
+    names = near.get_column("name").cast(pl.String).unique()
+    nccl = [n for n in names if is_communication(n)]
+    text = pl.col("name").cast(pl.String)
+    near = near.with_columns(
+        text.is_in(nccl).alias("communication"),
+        text.replace_strict(dict(trace.kernel_class), default="other", return_dtype=pl.String).alias("kernel_class"),
+    )
+    compute = near.filter(~pl.col("communication")).select("ts_ns", "end_ns", "stream", "kernel_class")
+    parts = message_parts(trace.messages, trace.uncertainty_ns).filter(pl.col("rank") == me)
+    gathered = collective_parts(trace.collectives).filter(pl.col("rank") == me)
+    p2p = near.filter(pl.col("collective").cast(pl.String).is_in(["send", "recv"]).fill_null(False))
+    lone = p2p.join(parts.select("row"), on="row", how="anti")
+    other = near.filter(pl.col("communication")).join(p2p.select("row"), on="row", how="anti")
+    # In a pipeline a SendRecv kernel without arguments is most likely a send or a receive. It is never work; whether it
+    # waits or moves data, and for whom, the trace does not say.
+    mute = other.clear()
+    if trace.topology.is_pipeline:
+        silent = text.str.contains("SendRecv") & pl.col("collective").is_null()
+        mute, other = other.filter(silent), other.filter(~silent)
+    matched = other.join(gathered.select("row", "transfer_ns"), on="row", how="inner")
+    alone = other.join(gathered.select("row"), on="row", how="anti").with_columns((pl.col("end_ns") - pl.col("ts_ns")).alias("transfer_ns"))
+    # An unmatched collective's wait cannot be told from its transfer: it counts as busy as a whole, and is said to.
+    moving = pl.concat([matched, alone], how="diagonal").select(
+        (pl.col("end_ns") - pl.col("transfer_ns")).alias("ts_ns"), "end_ns", "stream", pl.lit("collective").alias("kernel_class")
+    )
+    busy = _owned(pl.concat([compute, moving]))
+    busy_set = union(busy.get_column("ts_ns").to_numpy(), busy.get_column("end_ns").to_numpy())
+    end = parts.get_column("end_ns").to_numpy()
+    moved = parts.get_column("transfer_ns").to_numpy()
+    doubt = parts.get_column("ambiguous_ns").to_numpy()
+    window = Intervals(np.array([lo], dtype=np.int64), np.array([hi], dtype=np.int64))
+    transfer = intersect(subtract(union(end - moved, end), busy_set), window)
+    bubbles = subtract(subtract(window, busy_set), transfer)
+    # What the two splits place differently lies just before the part that both call transfer.
+    doubtful = intersect(union(end - moved - doubt, end - moved), bubbles)
+    silent_set = subtract(intersect(_spans(mute), bubbles), doubtful)
+    lone_set = subtract(subtract(intersect(_spans(lone), bubbles), doubtful), silent_set)
+    late = (
+        gathered.filter(pl.col("transfer_ns") < pl.col("end_ns") - pl.col("ts_ns"))
+        .filter(pl.col("last_rank") != me)
+        .select(
+            "ts_ns", (pl.col("end_ns") - pl.col("transfer_ns")).alias("end_ns"), pl.lit("collective_late").alias("cause"),
+            pl.col("last_rank").cast(pl.Int32).alias("root_rank"), pl.lit("in-stage collective").alias("detail"),
+        )
+    )  # fmt: skip
+    taken = union(
+        np.concatenate([doubtful.start, silent_set.start, lone_set.start]),
+        np.concatenate([doubtful.end, silent_set.end, lone_set.end]),
+    )
+    waiting = Intervals(late.get_column("ts_ns").to_numpy(), late.get_column("end_ns").to_numpy())
+    which, _, parts_late = intersect_pairs(waiting, subtract(bubbles, taken))
+    late_rows = late[which].with_columns(pl.Series("ts_ns", parts_late.start), pl.Series("end_ns", parts_late.end))
+    labels = pl.concat(
+        [
+            pl.DataFrame(schema=_LABELS),
+            _label(doubtful, "ambiguous", "transfer or wait: the clocks cannot tell"),
+            _label(silent_set, "unknown", "send or receive kernel without direction in the trace"),
+            _label(lone_set, "unknown", "send or receive whose partner is not in the traces"),
+            _owned(late_rows.with_columns(pl.lit(0).alias("stream"))).drop("stream"),
+        ]
+    ).sort("ts_ns")
+    clipped = busy.with_columns(pl.col("ts_ns").clip(lo, hi), pl.col("end_ns").clip(lo, hi)).filter(pl.col("end_ns") > pl.col("ts_ns"))
+    rows = pl.concat(
+        [
+            clipped.select("ts_ns", "end_ns", pl.lit("busy").alias("state"), "kernel_class"),
+            _set_rows(transfer, "transfer"),
+            _set_rows(bubbles, "bubble"),
+        ]
+    ).sort("ts_ns")
+    rows = _merged(rows).with_columns(pl.lit(me, dtype=pl.Int32).alias("rank"))
+    rows = rows.join_asof(
+        trace.forwards.filter(pl.col("rank") == me).select("visit", pl.col("ts_ns").alias("forward_ns"), pl.col("end_ns").alias("forward_end_ns")).sort("forward_ns"),
+        left_on="ts_ns", right_on="forward_ns", strategy="backward",
+    ).with_columns(pl.when(pl.col("ts_ns") < pl.col("forward_end_ns")).then(pl.col("visit")).alias("visit"))  # fmt: skip
+    resident = intersect(union(near.get_column("ts_ns").to_numpy(), near.get_column("end_ns").to_numpy()), window)
+    losses: list[dict[str, object]] = []
+    if mute.height:
+        losses.append({"name": "p2p_direction_unknown", "severity": "warning", "rank": me, "count": mute.height,
+                       "detail": "SendRecv kernels carry no direction (profiled without CPU activities?): their time is unknown"})  # fmt: skip
+    if alone.height:
+        losses.append({"name": "collective_wait_unknown", "severity": "info", "rank": me, "count": alone.height,
+                       "detail": "collective kernels not matched over their ranks: waiting and transfer count as busy together"})  # fmt: skip
+    table = schema.LOSSES.frame(losses) if losses else schema.LOSSES.empty()
+    return DeviceStates(me, schema.STATES.frame(rows), bubbles, labels, resident.total, table)
+
+
+def _set_rows(spans: Intervals, state: str) -> pl.DataFrame:
+    return pl.DataFrame({"ts_ns": spans.start, "end_ns": spans.end}).with_columns(
+        pl.lit(state).alias("state"), pl.lit(None, dtype=pl.String).alias("kernel_class")
+    )
+
+
+def _merged(rows: pl.DataFrame) -> pl.DataFrame:
+    """Neighbouring rows of the same state and class become one."""
+    new = (
+        (pl.col("state") != pl.col("state").shift(1))
+        | pl.col("kernel_class").ne_missing(pl.col("kernel_class").shift(1))
+        | (pl.col("ts_ns") != pl.col("end_ns").shift(1))
+    ).fill_null(True)
+    return (
+        rows.with_columns(new.cum_sum().alias("run"))
+        .group_by("run", maintain_order=True)
+        .agg(pl.col("ts_ns").first(), pl.col("end_ns").last(), pl.col("state").first(), pl.col("kernel_class").first())
+        .drop("run")
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
 if TYPE_CHECKING:
-    Packets = pa.Array[pa.Scalar[pa.lib.LargeBinaryType]]
+    Packets = pa.Array[Any]
 
 BEGIN, _END, INSTANT, COUNTER = 1, 2, 3, 4  # TrackEvent.Type
 _ROWS = 1 << 15  # events encoded at once: their bytes stay in the cache

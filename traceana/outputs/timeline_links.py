@@ -1,0 +1,141 @@
+"""Arrows of the merged timeline: which slice of which track points to which. Ends of one arrow share a 64-bit id.
+
+An id is `kind << 60 | rank << 40 | n`, so it is unique in the file: n counts rows of the table (of the rank) where the
+arrow starts. Columns that hold ids are named `flow:...` and are UInt64, null where there is no arrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import polars as pl
+
+from traceana.tables.capture import RankInfo
+
+__all__ = ["Flow", "link_chains", "link_forwards", "link_launches", "link_messages"]
+
+U64 = pl.UInt64()
+
+
+class Flow:
+    """Kinds of arrows."""
+
+    LAUNCH = 1  # call -> first activity that it launched
+    FORWARD = 2  # forward on a stage -> forward of the same visit on the next stage
+    TOKENS = 3  # forward on the last stage -> the slot's next forward on the first stage
+    MESSAGE = 4  # NCCL send -> the receive that it pairs with
+    CHAIN = 5  # activity of the stage that caused a bubble -> the stretch of the bubble
+
+
+def _id(kind: int, rank: pl.Expr, n: pl.Expr) -> pl.Expr:
+    return pl.lit(kind << 60, U64) | (rank.cast(U64) * pl.lit(1 << 40, U64)) | n.cast(U64)
+
+
+def link_launches(device: pl.DataFrame, calls: pl.DataFrame, rank: int) -> tuple[pl.Series, pl.Series]:
+    """`flow:launch` of every device activity and every call of one rank. Of the activities that share a call (the
+    kernels of a CUDA graph) the first one has the arrow. n is the row of the activity."""
+    known = pl.col("correlation").is_not_null()
+    first = device.select("correlation").with_row_index("activity").filter(known).unique("correlation", keep="first")
+    caller = calls.select("correlation").with_row_index("call").filter(known).unique("correlation", keep="first")
+    pairs = first.join(caller, on="correlation").select(
+        "activity", "call", _id(Flow.LAUNCH, pl.lit(rank), pl.col("activity")).alias("id")
+    )
+
+    def column(side: str, height: int) -> pl.Series:
+        rows = pl.DataFrame({side: pl.arange(0, height, dtype=pl.UInt32, eager=True)})
+        return rows.join(pairs.select(side, "id"), on=side, how="left", maintain_order="left").get_column("id")
+
+    return column("activity", device.height), column("call", calls.height)
+
+
+def link_forwards(
+    forwards: pl.DataFrame, visits: pl.DataFrame, infos: Sequence[RankInfo], stages: Mapping[int, int]
+) -> pl.DataFrame:
+    """FORWARDS with `flow:from_stage`, `flow:to_stage` (the same visit on the neighbouring stages of the same tensor
+    and data parallel lane), `flow:from_tokens` and `flow:to_tokens` (last stage to the slot's next visit on the first).
+
+    `stages` is the pipeline stage of each rank; ranks without one get no arrows, and neither does a capture of one
+    stage. n is the row of the forward in `forwards`.
+    """
+    place = pl.DataFrame(
+        {
+            "rank": [i.rank for i in infos],
+            "stage": [stages.get(i.rank) for i in infos],
+            "lane": [f"{i.tp_rank}/{i.dp_rank}/{i.ep_rank}" for i in infos],
+        },
+        schema={"rank": pl.Int32, "stage": pl.Int64, "lane": pl.String},
+    )
+    last = max(stages.values(), default=0)
+    rows = forwards.with_row_index("n").join(place, on="rank", how="left", maintain_order="left")
+    if last == 0:
+        return rows.with_columns(
+            pl.lit(None, U64).alias(f"flow:{x}") for x in ("from_stage", "to_stage", "from_tokens", "to_tokens")
+        ).drop("n", "stage", "lane")
+    slots = _slots(visits) or _slots(forwards)
+    one = rows.filter(pl.col("stage").is_not_null()).unique(["rank", "visit"], keep="first", maintain_order=True)
+    source = one.select("n", "lane", "stage", "visit", "rank", "slot")
+    target = one.select(pl.col("n").alias("to"), "lane", "stage", "visit", "slot")
+    ahead = source.with_columns(pl.col("stage") + 1).join(target, on=["lane", "stage", "visit"])
+    back = (
+        source.filter(pl.col("stage") == last, pl.col("slot").is_not_null())
+        .with_columns(pl.lit(0, pl.Int64).alias("stage"), pl.col("visit") + (slots or 0))
+        .join(target, on=["lane", "stage", "visit", "slot"])
+        if slots
+        else source.head(0).with_columns(pl.lit(0, pl.UInt32).alias("to"))
+    )
+    for name, kind, pairs in (("stage", Flow.FORWARD, ahead), ("tokens", Flow.TOKENS, back)):
+        ids = pairs.select("n", "to", _id(kind, pl.col("rank"), pl.col("n")).alias("id"))
+        out = ids.select("n", pl.col("id").alias(f"flow:to_{name}"))
+        into = ids.select(pl.col("to").alias("n"), pl.col("id").alias(f"flow:from_{name}"))
+        rows = rows.join(out, on="n", how="left", maintain_order="left")
+        rows = rows.join(into, on="n", how="left", maintain_order="left")
+    return rows.drop("n", "stage", "lane")
+
+
+def _slots(frame: pl.DataFrame) -> int | None:
+    """Slots of the scheduler's loop, from the highest slot that occurs."""
+    highest = frame.get_column("slot").max() if frame.height else None
+    return highest + 1 if isinstance(highest, int) else None
+
+
+def link_messages(messages: pl.DataFrame) -> pl.DataFrame:
+    """MESSAGES with `flow:message`; n is the row in `messages`."""
+    numbered = messages.with_row_index("n")
+    return numbered.with_columns(_id(Flow.MESSAGE, pl.col("src"), pl.col("n")).alias("flow:message")).drop("n")
+
+
+def link_chains(chains: pl.DataFrame, slices: pl.DataFrame) -> pl.DataFrame:
+    """`slices` with one `flow:chain_K` column for each arrow that a slice can take part in.
+
+    `slices` are the top-level slices of every rank's Attribution track (rank, ts_ns, end_ns, gap, chain), sorted by
+    ts_ns within a rank. An arrow joins each row of `chains` (ATTRIBUTION, with a root on another rank) and the slice of
+    the root rank that is open when the stretch starts. n is the row in `chains`.
+    """
+    if chains.height == 0 or slices.height == 0:
+        return slices
+    numbered = slices.with_row_index("slice")
+    wanted = chains.with_row_index("n").filter(
+        pl.col("root_rank").is_not_null() & (pl.col("root_rank") != pl.col("rank"))
+    )
+    here = wanted.select("n", "rank", "root_rank", "ts_ns", "end_ns").join(
+        numbered.filter(pl.col("gap").is_not_null()).select("rank", "ts_ns", "end_ns", "slice"),
+        on=["rank", "ts_ns", "end_ns"],
+    )
+    there = (
+        here.sort("ts_ns")
+        .join_asof(
+            numbered.select(
+                pl.col("rank").alias("root_rank"), "ts_ns", pl.col("end_ns").alias("root_end_ns"),
+                pl.col("slice").alias("root_slice"),
+            ).sort("ts_ns"),
+            on="ts_ns", by="root_rank", strategy="backward", check_sortedness=False,
+        )
+        .filter(pl.col("ts_ns") < pl.col("root_end_ns"))
+        .with_columns(_id(Flow.CHAIN, pl.col("rank"), pl.col("n")).alias("id"))
+    )  # fmt: skip
+    ends = pl.concat([there.select("slice", "id"), there.select(pl.col("root_slice").alias("slice"), "id")])
+    ends = ends.sort("slice", "id").with_columns(pl.int_range(pl.len()).over("slice").alias("k"))
+    for (k,), group in ends.partition_by("k", as_dict=True, maintain_order=True).items():
+        named = group.select("slice", pl.col("id").alias(f"flow:chain_{k}"))
+        numbered = numbered.join(named, on="slice", how="left", maintain_order="left")
+    return numbered.drop("slice")

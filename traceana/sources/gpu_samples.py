@@ -76,7 +76,9 @@ def read_gpu_samples(sidecar: Sidecar) -> tuple[pl.DataFrame, list[Loss]]:
     )
     if malformed > 0:
         losses.append(loss("gpu_value_malformed", "warning", malformed, f"{name}: values that are no numbers"))
-    if good.height and picked["power_limit_w"] is None:
+    if good.height and (
+        picked["power_limit_w"] is None or good.get_column("power_limit_w").null_count() == good.height
+    ):
         losses.append(loss("gpu_power_limit_not_recorded", "info", 1, f"{name} has no power limit"))
     return schema.GPU_SAMPLES.frame(good).sort("ts_ns", "gpu", maintain_order=True), losses
 

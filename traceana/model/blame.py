@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from traceana import schema
-from traceana.intervals import Intervals, IntArray, intersect_pairs, subtract
+from traceana.intervals import Intervals, IntArray, intersect_pairs, subtract, union
 from traceana.model.chain import CAUSES, CODE, FORWARD, REASONS, THREAD, Links, walk
 from traceana.model.gaps import Gaps, find_gaps
 from traceana.model.graph import Graph, build_graph
@@ -24,12 +24,14 @@ __all__ = ["Blame", "blame"]
 @dataclass(frozen=True, slots=True)
 class Blame:
     """`attribution` (ATTRIBUTION) tiles every rank's bubble; `links` are the whole chains it was cut from, `graph` what
-    they refer to. `bounds` gives, per rank and cause, the least and most nanoseconds over the clocks tried."""
+    they refer to. `bounds` gives, per rank and cause, the least and most nanoseconds over the clocks tried.
+    `first_gap` is the number of the first chain of each rank: chain = first_gap[position of rank] + gap."""
 
     attribution: pl.DataFrame
     links: Links
     graph: Graph
     bounds: pl.DataFrame
+    first_gap: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,8 @@ def blame(trace: Trace, states: Mapping[int, DeviceStates]) -> Blame:
                 doubt[k].append(spans)
     if len(tallies) > 1:
         base = _mark_ambiguous(base, doubt)
-    return Blame(_frame(blamer, base), links, blamer.graph, _bounds(tallies, trace))
+    base = _split_forwards(base, trace, blamer.graph)
+    return Blame(_frame(blamer, base), links, blamer.graph, _bounds(tallies, trace), tuple(int(x) for x in blamer.first[:-1]))
 
 
 def _tally(pieces: _Pieces, ranks: int) -> IntArray:
@@ -218,8 +221,6 @@ def _bounds(tallies: list[IntArray], trace: Trace) -> pl.DataFrame:
 
 
 def _mark_ambiguous(base: _Pieces, doubt: list[list[Intervals]]) -> _Pieces:
-    from traceana.intervals import union
-
     out: list[_Pieces] = []
     for i, spans in enumerate(doubt):
         rows = np.flatnonzero(base.rank == i)
@@ -238,6 +239,56 @@ def _mark_ambiguous(base: _Pieces, doubt: list[list[Intervals]]) -> _Pieces:
     return done.take(np.lexsort((done.lo, done.rank)))
 
 
+_PARTS = ("serial", "structural", "workload")
+
+
+def _split_forwards(p: _Pieces, trace: Trace, graph: Graph) -> _Pieces:
+    """Cut stretches of `upstream_compute` in another stage's forward into serial, structural and workload, exactly.
+
+    A stage's baseline is the median duration of its forwards of the capture's commonest mode. Structural is how far the
+    baseline lies above the fastest stage's; workload how far this forward lies above its stage's baseline; serial the
+    rest: it has to pass through. They are laid out in the order serial, structural, workload from the forward's start,
+    so a gap that opens within the forward loses serial time first.
+    """
+    rows = np.flatnonzero((p.cause == CODE["upstream_compute"]) & (p.element == FORWARD))
+    if rows.size == 0:
+        return p
+    forwards = trace.forwards.sort("rank", "visit").with_columns((pl.col("end_ns") - pl.col("ts_ns")).alias("ns"))
+    mode = forwards.get_column("mode").mode().sort()
+    common = forwards.filter(pl.col("mode").eq_missing(pl.lit(mode[0] if mode.len() else None, dtype=pl.String)))
+    base = {int(r): int(v) for r, v in common.group_by("rank").agg(pl.col("ns").quantile(0.5, "lower")).iter_rows()}
+    fastest = min(base.values(), default=0)
+    took = forwards.get_column("ns").to_numpy()
+    baseline = np.array([base.get(int(r), fastest) for r in forwards.get_column("rank")], dtype=np.int64)
+    workload = np.maximum(took - baseline, 0)
+    structural = np.minimum(baseline - fastest, took - workload)
+    f = p.ref[rows]
+    first = graph.forward_start[f]
+    cuts = [first, first + (took - workload - structural)[f], first + (took - workload)[f], first + took[f]]
+    cuts[0] = np.minimum(cuts[0], p.lo[rows])
+    cuts[3] = np.maximum(cuts[3], p.hi[rows])
+    out = [p.take(np.setdiff1d(np.arange(p.lo.size), rows))]
+    for part in range(3):
+        lo, hi = np.maximum(p.lo[rows], cuts[part]), np.minimum(p.hi[rows], cuts[part + 1])
+        some = hi > lo
+        out.append(p.take(rows[some], lo=lo[some], hi=hi[some], phase=np.full(int(some.sum()), part)))
+    done = _Pieces(*(np.concatenate([getattr(q, name) for q in out]) for name in _Pieces.__slots__))
+    return done.take(np.lexsort((done.lo, done.rank)))
+
+
+def _empty_slot_reason(trace: Trace) -> str:
+    """Why a slot had no batch, from what the server says; a trace alone cannot tell."""
+    facts = trace.capture.server.facts if trace.capture.server is not None else {}
+    queue = facts.get("queue")
+    waiting = queue.get("p50") if isinstance(queue, dict) else None
+    if not isinstance(waiting, int | float):
+        return "slot_empty_queue_unknown"
+    if waiting > 0:
+        return "slot_empty_requests_waiting"
+    running = trace.forwards.height > 0
+    return "slot_empty_all_admitted" if running else "queue_empty"
+
+
 def _frame(blamer: _Blamer, p: _Pieces) -> pl.DataFrame:
     """Pieces as ATTRIBUTION rows; details in words."""
     trace, graph = blamer.trace, blamer.graph
@@ -248,6 +299,9 @@ def _frame(blamer: _Blamer, p: _Pieces) -> pl.DataFrame:
         texts = np.array(phases.get_column("detail").to_list(), dtype=object)
         if rows.size:
             detail[rows] = texts[p.phase[rows]]
+    split = np.flatnonzero((p.element == FORWARD) & (p.phase >= 0))
+    detail[split] = np.array(_PARTS, dtype=object)[p.phase[split]]
+    detail[p.cause == CODE["no_work"]] = _empty_slot_reason(trace)
     reasons = np.array(REASONS, dtype=object)
     unknown = p.cause == CODE["unknown"]
     said = unknown & (p.reason > 0)

@@ -1,0 +1,38 @@
+"""Attribution: the blame matrix, and the chains of the worst gaps."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from traceana.model.evidence import describe_chain
+from traceana.model.model import Model
+from traceana.result import Result
+
+__all__ = ["NAME", "run"]
+
+NAME = "attribution"
+_WORST = 10
+
+
+def run(model: Model) -> Result:
+    """Facts `blame` (rows of the matrix: who waits, root rank, cause, detail, whether the token return was crossed,
+    nanoseconds) and `worst_gaps` (the longest idle stretches with the chain of each). Table `attribution`."""
+    attribution = model.blame.attribution
+    length = (pl.col("end_ns") - pl.col("ts_ns")).alias("ns")
+    matrix = (
+        attribution.with_columns(length)
+        .group_by("rank", "root_rank", "cause", "detail", "crossed_token_return")
+        .agg(pl.col("ns").sum())
+        .sort(["rank", "ns", "cause", "root_rank", "detail"], descending=[False, True, False, False, False], nulls_last=True)
+    )
+    worst = (
+        attribution.filter(pl.col("gap") >= 0)
+        .with_columns(length)
+        .group_by("rank", "gap")
+        .agg(pl.col("ns").sum(), pl.col("ts_ns").min(), pl.col("end_ns").max(), pl.col("visit").first())
+        .sort(["ns", "rank", "gap"], descending=[True, False, False])
+        .head(_WORST)
+    )
+    gaps = [row | {"chain": describe_chain(model, int(row["rank"]), int(row["gap"]))} for row in worst.to_dicts()]
+    return Result(NAME, {"attribution": attribution, "blame": matrix}, {"blame": matrix.to_dicts(), "worst_gaps": gaps})
+

@@ -1,0 +1,112 @@
+"""The bubble in one formula (docs/concepts/attribution.md, section 5): what bounds the period of a micro-batch step,
+and how each stage's idle time divides into imbalance, host, under-filled pipe and variance."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from traceana.model.model import Model
+from traceana.model.periods import forward_gpu_ns, hop_costs, visit_waits
+from traceana.result import Result
+
+__all__ = ["NAME", "run"]
+
+NAME = "bound"
+_HOST = ("host_schedule", "host_launch", "host_sync", "profiler")
+
+_EMPTY: dict[str, object] = {
+    "tau_ns": None, "measured_period_ns": None, "binding_term": None, "binding_stage": None, "needed_in_flight": None,
+    "in_flight": None, "terms_ns": None, "per_stage": [],
+}  # fmt: skip
+
+
+def run(model: Model) -> Result:
+    """Fact `model`. Per stage, integers that add up: imbalance + host + under_filled + variance = measured period - t.
+
+    All are means over the micro-batch steps of the window, rounded down; remainders are in the variance. `skipped`
+    where there is no pipeline or no whole step.
+    """
+    trace = model.trace
+    heads = model.stage_heads()
+    visits = model.window_visits()
+    steps = visits.filter((pl.col("rank") == heads[0]) & pl.col("mode").is_not_null()) if heads else visits.clear()
+    if not trace.topology.is_pipeline or steps.height == 0:
+        why = "no pipeline" if not trace.topology.is_pipeline else "no micro-batch step lies wholly inside the window"
+        return Result(NAME, facts={"model": _EMPTY | {"reason": why}}, skipped=why)
+    own = visits.filter(pl.col("rank") == heads[0])
+    span = int((own.get_column("end_ns") - own.get_column("ts_ns")).sum())
+    period = span // steps.height
+    first, last = trace.window.first_visit or 0, trace.window.last_visit or 0
+    inside = pl.col("visit").is_between(first, last)
+    gpu = {r: forward_gpu_ns(model, r) for r in heads}
+    t = [_mean(gpu[r].filter(inside).get_column("gpu_ns")) for r in heads]
+    k = []
+    for rank in heads:
+        waits = visit_waits(model, rank).filter(inside & pl.col("complete"))
+        # Host time of every visit, empty ones too, falls on the steps: a slot without a batch costs the others.
+        k.append(int(waits.get_column("host_ns").sum()) // max(1, waits.filter(pl.col("mode").is_not_null()).height))
+    slots = trace.slots or _slots(trace.visits) or trace.topology.pp_size
+    hops = hop_costs(model, gpu, slots).filter(inside)
+    c = [_mean(hops.filter(pl.col("stage") == s).get_column("hop_ns")) for s in range(len(heads))]
+    filled = steps.get_column("slot").n_unique() if steps.get_column("slot").null_count() == 0 else slots
+    in_flight = max(1, filled)
+    terms = {"compute": max(t), "host": max(k), "ring": (sum(t) + sum(c)) // in_flight}
+    facts = model.facts
+    if facts.get("async_depth") == 0 or (facts.get("async_depth") is None and slots == trace.topology.pp_size):
+        terms["last_stage_serial"] = t[-1] + _serial_host(model, heads[-1], period)
+    without_ring = max(v for name, v in terms.items() if name != "ring")
+    tau = max(without_ring, terms["ring"])
+    order = ("compute", "host", "last_stage_serial", "ring")
+    binding = next(name for name in order if terms.get(name) == tau)
+    stage = {"compute": t.index(max(t)), "host": k.index(max(k)), "last_stage_serial": len(heads) - 1, "ring": None}[binding]
+    per_stage = [
+        {
+            "rank": rank,
+            "t_ns": t[s],
+            "k_ns": k[s],
+            "c_ns": c[s],
+            "imbalance_ns": max(t) - t[s],
+            "host_ns": without_ring - max(t),
+            "under_filled_ns": tau - without_ring,
+            "variance_ns": period - tau,
+            "idle_ns": period - t[s],
+        }
+        for s, rank in enumerate(heads)
+    ]
+    needed = -(-(sum(t) + sum(c)) // without_ring) if without_ring else None
+    table = pl.DataFrame(per_stage)
+    return Result(
+        NAME,
+        {"bound": table},
+        {
+            "model": {
+                "tau_ns": tau,
+                "measured_period_ns": period,
+                "binding_term": binding,
+                "binding_stage": stage,
+                "needed_in_flight": needed,
+                "in_flight": in_flight,
+                "terms_ns": terms,
+                "steps": steps.height,
+                "per_stage": per_stage,
+            }
+        },
+    )
+
+
+def _mean(values: pl.Series) -> int:
+    return int(values.sum()) // values.len() if values.len() else 0
+
+
+def _slots(visits: pl.DataFrame) -> int | None:
+    top = visits.get_column("slot").max()
+    return int(top) + 1 if isinstance(top, int) else None
+
+
+def _serial_host(model: Model, rank: int, period_ns: int) -> int:
+    """Host time of a stage that its own GPU had to sit out, per step."""
+    mine = model.blame.attribution.filter(
+        (pl.col("rank") == rank) & (pl.col("root_rank") == rank) & pl.col("cause").is_in(_HOST)
+    )
+    total = int((mine.get_column("end_ns") - mine.get_column("ts_ns")).sum())
+    return total * period_ns // model.trace.window.duration_ns

@@ -1,0 +1,45 @@
+"""CUDA graphs: for which forwards, and what launching costs."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from traceana.model.model import Model
+from traceana.result import Result
+
+__all__ = ["NAME", "run"]
+
+NAME = "cuda_graph"
+
+
+def run(model: Model) -> Result:
+    """Fact `cuda_graph`: per rank the forwards in the window, how many of them were graph launches, the host time in
+    launch calls of a forward (median), the launches of a forward, by mode, and the sizes the server captured."""
+    facts = model.facts.get("cuda_graph")
+    sizes = facts.get("captured_sizes") if isinstance(facts, dict) else None
+    forwards = model.window_forwards()
+    ranks: list[dict[str, object]] = []
+    for rank in model.trace.ranks:
+        mine = forwards.filter(pl.col("rank") == rank)
+        median = mine.get_column("launch_ns").drop_nulls().quantile(0.5, "lower")
+        modes = (
+            mine.group_by("mode")
+            .agg(
+                pl.len().alias("forwards"),
+                (pl.col("graphs") > 0).sum().alias("graphed"),
+                pl.col("launch_ns").quantile(0.5, "lower").cast(pl.Int64).alias("launch_ns_p50"),
+                pl.col("kernels").quantile(0.5, "lower").cast(pl.Int64).alias("kernels_p50"),
+            )
+            .sort("mode", nulls_last=True)
+        )
+        ranks.append(
+            {
+                "rank": rank,
+                "forwards": mine.height,
+                "graphed": mine.filter(pl.col("graphs") > 0).height,
+                "launch_ns_p50": None if median is None else int(median),
+                "captured_sizes": sizes,
+                "by_mode": modes.to_dicts(),
+            }
+        )
+    return Result(NAME, {}, {"cuda_graph": ranks})

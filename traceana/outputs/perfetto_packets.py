@@ -133,6 +133,7 @@ class Interned:
         rows = np.flatnonzero(known)[::-1]
         first[plain[rows]] = rows
         used = np.flatnonzero(first >= 0)
+        used = used[np.argsort(first[used])]  # by first row: codes depend on what was read before
         texts: list[str] = values.gather(first[used].tolist()).cast(pl.String()).to_list()
         ids = np.zeros(len(first), np.int64)
         for code, text in zip(used.tolist(), texts, strict=True):
@@ -181,11 +182,6 @@ class PacketSequence:
         """Writes track descriptors."""
         for descriptor in descriptors:
             self.packet(_bytes(60, descriptor))
-
-    def clock(self, ts_ns: int) -> None:
-        """Says that trace time is the wall clock, so that the UI can show times of day."""
-        readings = b"".join(_bytes(1, _int(1, clock) + _int(2, ts_ns)) for clock in (6, 1))  # BOOTTIME, REALTIME
-        self.packet(_bytes(6, readings + _int(2, 6)))
 
     def _flush_interned(self) -> None:
         fresh = b"".join(pool.take() for pool in (self.names, self.categories, self.texts, self._keys))

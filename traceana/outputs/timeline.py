@@ -84,8 +84,9 @@ def write_timeline(
 
     def sequences(write: Write) -> Iterator[PacketSequence]:
         top = PacketSequence(write, 1)
-        top.clock(span[0])
-        write_cluster(top, ClusterFrames(forwards, states, capture.gpu_samples, in_flight, span, window), infos, name)
+        write_cluster(
+            top, ClusterFrames(forwards, slices, states, capture.gpu_samples, in_flight, span, window), infos, name
+        )
         yield top
         for tables in capture.ranks:
             rank = tables.info.rank

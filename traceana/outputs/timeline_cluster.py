@@ -24,9 +24,11 @@ _GAUGES = (
 
 @dataclass(frozen=True, slots=True)
 class ClusterFrames:
-    """What the views across ranks show; frames as in `traceana.schema`, `in_flight` as in `in_flight_steps`."""
+    """What the views across ranks show; frames as in `traceana.schema`, `in_flight` as in `in_flight_steps`,
+    `attribution` from `attribution_slices`."""
 
     forwards: pl.DataFrame
+    attribution: pl.DataFrame
     states: pl.DataFrame
     gpu_samples: pl.DataFrame
     in_flight: pl.DataFrame
@@ -106,18 +108,38 @@ def write_cluster(
         )
         packets.slices(slices, lambda _: uuid)
     if frames.forwards.height:
-        about = "Forwards of every stage; a colour is a micro-batch"
+        about = "Forwards of every stage (a colour is a micro-batch), and why it idles"
         packets.describe(track(pipeline, "Pipeline", parent=top, rank=1, explicit=True, description=about))
         for place, info in enumerate(infos):
             rows = frames.forwards.filter(pl.col("rank") == info.rank)
             if rows.height:
                 lanes = _lanes(packets, uuids.__next__, name[info.rank], pipeline, place)
-                packets.slices(micro_batch_slices(packets, rows), lanes)
+                idle = _idle(rows, frames.attribution.filter(pl.col("rank") == info.rank))
+                both = [micro_batch_slices(packets, rows), _bubble_slices(packets, idle)]
+                packets.slices(pl.concat(both, how="diagonal"), lanes)
     _counter(packets, next(uuids), "Micro-batches in flight", top, 2, frames.in_flight)
     busy = frames.states.filter(pl.col("state") == "busy").select("ts_ns", "end_ns")
     if busy.height:
         _counter(packets, next(uuids), "Stages busy", top, 3, _steps(busy))
     _boards(packets, uuids.__next__, top, frames, name)
+
+
+def _idle(forwards: pl.DataFrame, attribution: pl.DataFrame) -> pl.DataFrame:
+    """The bubbles of a rank, less the many short ones between the kernels of a forward."""
+    spans = forwards.select("ts_ns", pl.col("end_ns").alias("forward_end_ns")).sort("ts_ns")
+    bubbles = attribution.filter(pl.col("category") == "bubble").sort("ts_ns")
+    inside = pl.col("ts_ns") < pl.col("forward_end_ns").fill_null(0)
+    joined = bubbles.join_asof(spans, on="ts_ns", strategy="backward")
+    return joined.filter(~(inside & (pl.col("cause") == "launch_latency").fill_null(True)))
+
+
+def _bubble_slices(packets: PacketSequence, bubbles: pl.DataFrame) -> pl.DataFrame:
+    names = bubbles.get_column("name").str.strip_prefix("bubble: ")
+    return bubbles.select(
+        "ts_ns", "end_ns", packets.names.column(names).fill_null(0),
+        pl.lit(packets.categories.id("bubble"), pl.Int64).alias("category"), "correlation",
+        pl.col("visit").alias("int:micro_batch"),
+    )  # fmt: skip
 
 
 def _lanes(packets: PacketSequence, new: Callable[[], int], title: str, parent: int, rank: int) -> Callable[[int], int]:

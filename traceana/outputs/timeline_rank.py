@@ -20,6 +20,7 @@ import polars as pl
 
 from traceana.outputs.kernel_names import short_kernel_name
 from traceana.outputs.perfetto_packets import Interned, PacketSequence, process_track, thread_track, track
+from traceana.outputs.timeline_colours import colour_of
 from traceana.outputs.timeline_links import link_launches
 from traceana.tables.capture import RankTables
 
@@ -59,8 +60,9 @@ class RankFrames:
 def attribution_slices(states: pl.DataFrame, attribution: pl.DataFrame, name: Mapping[int, str]) -> pl.DataFrame:
     """Top-level slices of every rank's Attribution track: runs of busy, transfer, and bubbles by cause.
 
-    Columns: rank, ts_ns, end_ns, name, category and the columns of ATTRIBUTION (null where a slice is no bubble).
-    Bubbles of `states` stand for themselves on ranks without rows in `attribution`. Sorted by rank and start.
+    Columns: rank, ts_ns, end_ns, name, category, correlation (for the colour) and the columns of ATTRIBUTION (null
+    where a slice is no bubble). Bubbles of `states` stand for themselves on ranks without rows in `attribution`. Sorted
+    by rank and start.
     """
     run = (pl.col("state") != pl.col("state").shift(1)) | (pl.col("ts_ns") != pl.col("end_ns").shift(1))
     runs = (
@@ -71,13 +73,16 @@ def attribution_slices(states: pl.DataFrame, attribution: pl.DataFrame, name: Ma
     )
     explained = attribution.get_column("rank").unique()
     device = runs.filter((pl.col("state") != "bubble") | ~pl.col("rank").is_in(explained.implode())).select(
-        "rank", "ts_ns", "end_ns", "visit", pl.col("state").alias("name"), pl.col("state").alias("category")
-    )
+        "rank", "ts_ns", "end_ns", "visit", pl.col("state").alias("name"), pl.col("state").alias("category"),
+        colour_of("state").alias("correlation"),
+    )  # fmt: skip
     root = pl.col("root_rank").replace_strict(dict(name), default=None, return_dtype=pl.String)
     remote = pl.when(pl.col("root_rank") != pl.col("rank")).then(pl.lit(" ← ") + root)
+    detail = (pl.lit(" · ") + pl.col("detail")).fill_null("")
     bubbles = attribution.with_columns(
-        (pl.lit("bubble: ") + pl.col("cause") + remote.fill_null("")).alias("name"),
+        (pl.lit("bubble: ") + pl.col("cause") + remote.fill_null("") + detail).alias("name"),
         pl.lit("bubble").alias("category"),
+        colour_of("cause").alias("correlation"),
     )
     return pl.concat([device, bubbles], how="diagonal").sort("rank", "ts_ns")
 
@@ -155,9 +160,8 @@ class _RankWriter:
     def _attribution(self, rows: pl.DataFrame, classes: pl.DataFrame) -> None:
         if rows.height == 0:
             return
-        top = self._slices(
-            rows, rows.get_column("name"), rows.get_column("category"), *(c for c in rows.columns if c[:5] == "flow:")
-        )
+        flows = [c for c in rows.columns if c.startswith("flow:")]
+        top = self._slices(rows, rows.get_column("name"), rows.get_column("category"), "correlation", *flows)
         arguments = rows.select(
             pl.col("root_rank").cast(pl.Int64).alias("int:root_rank"),
             pl.col("visit").alias("int:micro_batch"),
@@ -168,7 +172,9 @@ class _RankWriter:
         )
         top = top.with_columns(arguments.get_columns())
         top = top.with_columns(self._texts(rows, "cause", "detail", "first_event", "last_event"))
-        below = self._slices(classes, classes.get_column("kernel_class"), "busy")
+        below = self._slices(classes, classes.get_column("kernel_class"), "busy").with_columns(
+            classes.select(colour_of("kernel_class").alias("correlation")).to_series()
+        )
         both = pl.concat([top, below], how="diagonal")
         self._packets.slices(
             both, self._lanes("Attribution", self._process, 0, "What the stage's GPU did, and what it waited for")
@@ -305,7 +311,7 @@ class _RankWriter:
             leaf = leaf.with_columns(calls.get_column("external_id").alias("int:external_id"))
         parts = (spans.filter(~own), inner, leaf)
         control = spans.filter(own)
-        counts = pl.concat([p.select("pid", "tid") for p in (*parts, control)]).group_by("pid", "tid").len()
+        counts = pl.concat([p.select("pid", "tid") for p in parts]).group_by("pid", "tid").len()
         real = self._tables.info.pid
         main = (pl.col("tid") == real) & (pl.col("pid") == real) if real is not None else pl.lit(False)
         ordered = counts.with_columns(main.alias("main")).sort("main", "len", "tid", descending=[True, True, False])
@@ -319,9 +325,15 @@ class _RankWriter:
             )
             rows = pl.concat([p.filter(here) for p in parts if p.height] or [spans.head(0)], how="diagonal")
             self._packets.slices(rows.drop("pid", "tid"), self._thread_lanes(thread))
-            messages = control.filter(here)
-            if messages.height:
-                self._packets.slices(messages.drop("pid", "tid"), self._lanes("gloo messages", thread, 0))
+        self._controls(control)
+
+    def _controls(self, spans: pl.DataFrame) -> None:
+        """gloo spans end long after the calls inside which they start, so they stand apart from the threads."""
+        threads = spans.select("pid", "tid").unique(maintain_order=True)
+        for pid, tid in threads.iter_rows():
+            name = "Control messages (gloo)" + (f" · thread {tid}" if threads.height > 1 else "")
+            rows = spans.filter((pl.col("pid") == pid) & (pl.col("tid") == tid)).drop("pid", "tid")
+            self._packets.slices(rows, self._lanes(name, self._process, 5))
 
     def _thread_lanes(self, thread: int) -> Callable[[int], int]:
         extra = self._lanes("overlapping spans", thread, 1)

@@ -94,7 +94,7 @@ def _pick(headers: dict[str, str], patterns: tuple[tuple[str, float], ...]) -> t
 def _number(hit: tuple[str, float]) -> pl.Expr:
     """The column as a number in the schema's unit; `79.15 W` and `0 %` lose their unit, `[N/A]` becomes null."""
     header, factor = hit
-    text = pl.col(header).str.strip_chars().str.extract(r"^([-+]?[\d.]+(?:[eE][-+]?\d+)?)(?:\s*[A-Za-z%]+)?$")
+    text = pl.col(header).str.strip_chars().str.extract(r"^([-+]?[\d.]+(?:[eE][-+]?\d+)?)(?:\s*(?:W|%|MHz|MiB))?$")
     number = text.cast(pl.Float64(), strict=False)
     return number * factor if factor >= 1 else number / (1 / factor)
 

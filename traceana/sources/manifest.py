@@ -81,7 +81,7 @@ def read_launch(sidecar: Sidecar) -> Launch:
         except (ValueError, RecursionError):
             env = {}
         text = text[: found.start()].strip()
-    before, command = split_command(re.sub(r"\\?\n\s*", " ", text))
+    before, command = split_command(re.sub(r"[ \t]*\\?\n\s*", " ", text))
     return Launch(command, env | before, sidecar.path.name)
 
 

@@ -7,7 +7,7 @@ processes, which an export holds as well, are never read into a table; `export_s
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,7 +127,7 @@ def export_secrets(path: Path) -> list[str]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+def _opened(path: Path) -> Generator[sqlite3.Connection, None, None]:
     """The database, never written and never locked: `immutable` reads it even where another program holds it."""
     try:
         database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)

@@ -43,6 +43,7 @@ _ALIASES = {
 _INTEGER = frozenset(n for n in ARGUMENTS if n.endswith(("_size", "_id", "_step"))) | {
     "pp_async_batch_depth", "max_running_requests", "max_prefill_tokens", "nnodes", "decode_log_interval",
 }  # fmt: skip
+_MOST_STAGES = 4096  # more is a damaged file, not a pipeline
 _FLAG = re.compile(r"(?<!\S)--([a-z][a-z0-9-]*)(?:[= ]+(?!--)(\"[^\"]*\"|'[^']*'|\S+))?")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\S*)\s+")
 
@@ -114,7 +115,7 @@ def model_shape(config: Mapping[str, object]) -> dict[str, int | None]:
 def layer_split(layers: int | None, pp_size: int | None, partition: str | None) -> tuple[list[int] | None, str | None]:
     """Layers of each stage, and what says so. SGLang's rule gives each stage layers // pp_size, and one more to each of
     the last layers % pp_size stages."""
-    if pp_size is None or pp_size < 1:
+    if pp_size is None or not 1 <= pp_size <= _MOST_STAGES:
         return None, None
     if partition:
         parts = [int(p) for p in re.findall(r"\d{1,6}", partition)]

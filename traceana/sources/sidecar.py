@@ -25,6 +25,7 @@ _BINARY = (_SQLITE, b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"PAR1")
 
 LOG_LINE = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,6})?(?: [A-Z][A-Z_]*\d+)*\] ")
 _METRIC = re.compile(r"(?m)^(?:# (?:HELP|TYPE) [a-zA-Z_:][\w:]* |[a-zA-Z_:][\w:]*\{[^\n]*\} [-+\d.eNaInf]+$)")
+_JSON = re.compile(r"""\s*(?:\{\s*(?:["}]|$)|\[\s*(?:["{\[\]\d]|$))""")  # `[section]` of another format is none
 _LAUNCH = re.compile(r"(?:sglang[\w.]*launch_server|sglang serve|vllm serve|--(?:model-path|model)[ =])")
 
 
@@ -71,11 +72,12 @@ def read_sidecars(paths: Sequence[Path]) -> tuple[list[Sidecar], list[Loss]]:
             losses.append(loss("file_duplicate", "info", 1, f"{path} holds the same bytes as {seen[digest]}"))
             continue
         seen[digest] = path
+        before = len(losses)
         sidecar = _recognise(path, data.decode("utf-8-sig", "replace"), losses)
-        if sidecar is None:
-            unknown.append(path.name)
-        else:
+        if sidecar is not None:
             found.append(sidecar)
+        elif len(losses) == before:
+            unknown.append(path.name)
     if unknown:
         losses.append(loss("file_not_recognised", "info", len(unknown), ", ".join(unknown[:8])))
     return found, losses
@@ -103,10 +105,9 @@ def _read(path: Path, losses: list[Loss]) -> bytes | None:
 
 def _recognise(path: Path, text: str, losses: list[Loss]) -> Sidecar | None:
     head = text[:65536]
-    start = head.lstrip()[:1]
-    if LOG_LINE.search(head) and start != "{":
+    if LOG_LINE.search(head) and not head.lstrip().startswith("{"):
         return Sidecar("log", path, text)
-    if start in ("{", "["):
+    if _JSON.match(head):
         return _recognise_json(path, text, losses)
     if _METRIC.search(head):
         return Sidecar("metrics", path, text)

@@ -67,7 +67,8 @@ def server_facts(seen: Evidence) -> tuple[dict[str, object], list[Loss]]:
     experts = {e for e in seen.stage("experts") if isinstance(e, int)}
     if shape["experts"] is None and len(experts) == 1 and seen.integer("ep_size") in (None, 1):
         shape["experts"] = experts.pop()
-    names = seen.stage("architecture") or cast("list[object]", seen.model.get("architectures") or [None])
+    listed = seen.model.get("architectures")
+    names = seen.stage("architecture") or (cast("list[object]", listed) if isinstance(listed, list) else [])
     log_stages = 1 + max((int(r) for r in seen.stages.get_column("pp_rank")), default=-1) if seen.stages.height else 0
     if pp_size is not None and log_stages > pp_size:
         losses.append(
@@ -90,7 +91,7 @@ def server_facts(seen: Evidence) -> tuple[dict[str, object], list[Loss]]:
         "kv": {
             "token_usage": _largest(steady, "token_usage"),
             "tokens": _largest(steady, "tokens"),
-            "capacity": next(iter(seen.stage("capacity")), None) or seen.info.get("max_total_num_tokens"),
+            "capacity": next(iter(seen.stage("capacity")), None) or plain(seen.info.get("max_total_num_tokens")),
         },
         "memory_by_rank": _memory(seen, state),
         "layers_by_rank": layers,
@@ -109,7 +110,7 @@ def server_facts(seen: Evidence) -> tuple[dict[str, object], list[Loss]]:
         "gpu_name": next(iter(seen.stage("gpu_name")), None),
         "model": {
             "path": seen.arguments.get("model_path"),
-            "architecture": names[0] if names else None,
+            "architecture": str(names[0]) if names else None,
             **shape,
         },
         "versions": _versions(seen),
@@ -206,7 +207,8 @@ def _graphs(seen: Evidence) -> dict[str, object] | None:
     sizes = next((str(s) for s in seen.stage("decode_graph_sizes")), None)
     backend = next(iter(seen.stage("decode_graph_backend")), None)
     config = seen.info.get("cuda_graph_config")
-    phase = cast("dict[str, dict[str, object]]", config).get("decode", {}) if isinstance(config, dict) else {}
+    decode = cast("dict[str, object]", config).get("decode") if isinstance(config, dict) else None
+    phase = cast("dict[str, object]", plain(decode)) if isinstance(decode, dict) else {}
     disabled = seen.arguments.get("disable_cuda_graph")
     captured = [int(s) for s in sizes.split(",") if s.strip()] if sizes is not None else None
     if captured is None and disabled is None and not phase:

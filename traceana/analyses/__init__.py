@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from traceana.analyses import accounting, attribution, bound, cuda_graph, gpu, micro_batches, moe, p2p
+from traceana.analyses import accounting, attribution, bound, cuda_graph, gpu, host, micro_batches, moe, p2p
 from traceana.model.model import Model
 from traceana.result import Result
 
@@ -21,5 +21,6 @@ ALL: tuple[Callable[[Model], Result], ...] = (
     moe.run,
     cuda_graph.run,
     gpu.run,
+    host.run,
     bound.run,
 )

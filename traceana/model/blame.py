@@ -25,13 +25,14 @@ __all__ = ["Blame", "blame"]
 class Blame:
     """`attribution` (ATTRIBUTION) tiles every rank's bubble; `links` are the whole chains it was cut from, `graph` what
     they refer to. `bounds` gives, per rank and cause, the least and most nanoseconds over the clocks tried.
-    `first_gap` is the number of the first chain of each rank: chain = first_gap[position of rank] + gap."""
+    `first_gap` is the number of the first chain of each rank: chain = first_gap[position of rank] + gap. `phases` are the host phases of each rank, by position."""
 
     attribution: pl.DataFrame
     links: Links
     graph: Graph
     bounds: pl.DataFrame
     first_gap: tuple[int, ...]
+    phases: tuple[pl.DataFrame, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ def blame(trace: Trace, states: Mapping[int, DeviceStates]) -> Blame:
     if len(tallies) > 1:
         base = _mark_ambiguous(base, doubt)
     base = _split_forwards(base, trace, blamer.graph)
-    return Blame(_frame(blamer, base), links, blamer.graph, _bounds(tallies, trace), tuple(int(x) for x in blamer.first[:-1]))
+    return Blame(_frame(blamer, base), links, blamer.graph, _bounds(tallies, trace), tuple(int(x) for x in blamer.first[:-1]), tuple(blamer.phases))
 
 
 def _tally(pieces: _Pieces, ranks: int) -> IntArray:

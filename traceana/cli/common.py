@@ -1,0 +1,94 @@
+"""What the commands share: options, rank lists, progress, and the strict gate."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import polars as pl
+
+from traceana.cli import GateError
+from traceana.pipeline import Options, Progress, parse_window
+
+__all__ = ["analysis_options", "default_out", "gate", "make_options", "parse_ranks", "progress", "use_color"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """`0-7`, `0,2,5` or `0-3,6` as ranks in order."""
+    ranks: set[int] = set()
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()):
+            raise click.BadParameter(f"{text!r} is no list of ranks; write 0-7 or 0,2,5")
+        top = int(high) if dash else int(low)
+        if top < int(low) or top > 100_000:
+            raise click.BadParameter(f"{part!r} is no range of ranks")
+        ranks.update(range(int(low), top + 1))
+    return tuple(sorted(ranks))
+
+
+def analysis_options(function: F) -> F:
+    """--ranks, --window, --assume, --no-cache, --strict and -v."""
+    decorators = (
+        click.option("--ranks", metavar="LIST", help="Only these ranks, for instance 0-7 or 0,3."),
+        click.option("--window", metavar="START..END", help="Only this part of the common window: ns, or like 12ms..40ms."),
+        click.option("--assume", metavar="CLOCK", help="Clock prior: same-host, ntp:MICROSECONDS or none."),
+        click.option("--no-cache", is_flag=True, help="Parse the traces again, and keep no parsed tables."),
+        click.option("--strict", is_flag=True, help="Exit 3 if anything was lost (warning or error)."),
+        click.option("-v", "--verbose", count=True, help="Say what is being done."),
+    )
+    for decorate in reversed(decorators):
+        function = decorate(function)
+    return function
+
+
+def make_options(ranks: str | None, window: str | None, assume: str | None, no_cache: bool) -> Options:
+    """The options of an analysis from the command line's words."""
+    return Options(
+        ranks=parse_ranks(ranks) if ranks else None,
+        window=parse_window(window) if window else None,
+        assume=assume,
+        cache=not no_cache,
+    )
+
+
+@contextmanager
+def progress(verbose: int = 0) -> Generator[Progress, None, None]:
+    """A function that says what is being done: a spinner on a terminal, lines with -v, else nothing."""
+    if sys.stderr.isatty() and not verbose:
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        with console.status("reading") as status:
+            yield lambda text: status.update(text)
+    elif verbose:
+        yield lambda text: click.echo(f"traceana: {text}", err=True)
+    else:
+        yield lambda _text: None
+
+
+def use_color() -> bool:
+    """Colour on a terminal that has not said NO_COLOR."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def gate(losses: pl.DataFrame, strict: bool) -> None:
+    """Raise GateError where --strict is set and something was lost."""
+    lost = losses.filter(pl.col("severity").is_in(["warning", "error"]))
+    if strict and lost.height:
+        names = ", ".join(lost.get_column("name").unique(maintain_order=True).head(4).to_list())
+        raise GateError(f"{lost.height} losses of severity warning or error: {names}")
+
+
+def default_out(path: Path) -> Path:
+    """`DIR/report` for a folder, a folder beside it for a file."""
+    return path / "report" if path.is_dir() else path.with_name(path.name.split(".")[0] + "-report")
+
+

@@ -1,0 +1,38 @@
+"""`traceana merge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from traceana.cli.common import analysis_options, gate, make_options, progress
+from traceana.cli.report_files import write_merged
+from traceana.pipeline import analyse
+
+__all__ = ["command"]
+
+
+@click.command("merge")
+@click.argument("folder", metavar="DIR", type=click.Path(exists=True, path_type=Path))
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Output [default: merged.pftrace; .pftrace.gz compresses].")
+@click.option("--args", type=click.Choice(["none", "key", "full"]), default="key", show_default=True, help="Arguments kept on slices.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as one JSON document.")
+@analysis_options
+def command(
+    folder: Path, out: Path | None, args: str, as_json: bool, ranks: str | None, window: str | None, assume: str | None,
+    no_cache: bool, strict: bool, verbose: int,
+) -> None:  # fmt: skip
+    """Write one Perfetto trace of all ranks on one clock, with attribution, micro-batches and messages."""
+    target = out or Path("merged.pftrace")
+    with progress(verbose) as say:
+        report = analyse(folder, make_options(ranks, window, assume, no_cache), say)
+        say("write the trace")
+        stats = write_merged(target, report, args)
+    if as_json:
+        from traceana.outputs.jsonfile import to_json
+
+        click.echo(to_json({"path": str(target), **stats}))
+    else:
+        click.echo(f"Wrote {target}: {stats['slices']:,} slices, {stats['bytes']:,} bytes")
+    gate(report.losses, strict)

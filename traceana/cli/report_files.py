@@ -1,0 +1,53 @@
+"""The files of a report: HTML, JSON, the merged Perfetto trace, and the tables as Parquet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+
+from traceana.outputs.html import write_html
+from traceana.outputs.jsonfile import write_json
+from traceana.outputs.parquet import write_tables
+from traceana.outputs.timeline import Args, write_timeline
+from traceana.pipeline import Progress, Report
+
+__all__ = ["write_merged", "write_report"]
+
+
+def write_merged(path: Path, report: Report, args: Args = "key") -> dict[str, int]:
+    """Write the merged Perfetto trace to `path`; what was written, counted. Raises OutputError."""
+    trace = report.model.trace
+    attribution = report.tables["attribution"]
+    worst = report.document.get("worst_gaps")
+    keys = [(g["rank"], g["gap"]) for g in worst] if isinstance(worst, list) else []
+    pick = pl.DataFrame(keys, schema={"rank": pl.Int32, "gap": pl.Int64}, orient="row")
+    stats = write_timeline(
+        path,
+        trace.capture,
+        clock=trace.clock,
+        visits=trace.visits,
+        forwards=trace.forwards,
+        messages=trace.messages,
+        states=report.tables["states"],
+        attribution=attribution,
+        kernel_class=trace.kernel_class,
+        window=(trace.window.start_ns, trace.window.end_ns),
+        chains=attribution.join(pick, on=["rank", "gap"], how="semi", maintain_order="left"),
+        stages=trace.topology.stage if trace.topology.is_pipeline else None,
+        args=args,
+    )
+    return {"slices": stats.slices, "slices_in_lanes": stats.slices_in_lanes, "bytes": stats.bytes_written}
+
+
+def write_report(out: Path, report: Report, say: Progress) -> list[Path]:
+    """Write all files of a report into the folder `out`; their paths. Each is whole or absent. Raises OutputError."""
+    say("write report.json")
+    write_json(out / "report.json", report.document)
+    say("write report.html")
+    write_html(out / "report.html", report.document, report.tables)
+    say("write merged.pftrace")
+    write_merged(out / "merged.pftrace", report)
+    say("write tables")
+    write_tables(out / "tables", report.tables)
+    return [out / "report.html", out / "report.json", out / "merged.pftrace", out / "tables"]

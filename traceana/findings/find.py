@@ -1,0 +1,68 @@
+"""Run the rules, price them with predictions, and sort by what they would give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from traceana.findings.facts import Facts
+from traceana.findings.finding import Draft, Finding
+from traceana.findings.rules_pipe import RULES as PIPE
+from traceana.findings.rules_stage import RULES as STAGE
+
+__all__ = ["Predict", "find"]
+
+Predict = Callable[[Sequence[Sequence[str]]], Sequence[Mapping[str, object] | None]]
+"""For each list of changes (words of `traceana whatif`) {throughput_tokens_per_s, low, high}, or None if it cannot say."""
+
+
+def find(document: Mapping[str, object], predict: Predict | None = None) -> list[Finding]:
+    """The findings of a report's document, largest predicted gain first. None at all is a possible answer.
+
+    Without `predict`, or where it cannot say, the recoverable fraction is the rule's own ceiling, and `predicted` is
+    None.
+    """
+    facts = Facts(document)
+    drafts = [d for rule in (*PIPE, *STAGE) if (d := rule(facts)) is not None]
+    asked: list[tuple[Draft, str, tuple[str, ...]]] = []
+    for draft in drafts:
+        if draft.changes:
+            asked.append((draft, draft.action, draft.changes))
+        asked += [(draft, action, changes) for action, changes in draft.alternatives]
+    answers = list(predict([changes for _, _, changes in asked])) if predict is not None and asked else [None] * len(asked)
+    base = facts.throughput()
+    findings: list[Finding] = []
+    for draft in drafts:
+        best: tuple[str, Mapping[str, object]] | None = None
+        notes: list[str] = []
+        for (owner, action, _), answer in zip(asked, answers, strict=True):
+            if owner is not draft or answer is None:
+                continue
+            if owner.alternatives:
+                notes.append(f"predicted for {action}: {_words(answer)}")
+            if best is None or _rate(answer) > _rate(best[1]):
+                best = (action, answer)
+        fraction = draft.ceiling
+        if best is not None and base:
+            fraction = max(0.0, 1 - base / _rate(best[1])) if _rate(best[1]) else 0.0
+        findings.append(
+            Finding(
+                draft.id,
+                draft.title,
+                draft.rank,
+                draft.lost_ns,
+                fraction,
+                (*draft.evidence, *notes),
+                best[0] if best is not None else draft.action,
+                best[1] if best is not None else None,
+            )
+        )
+    return sorted(findings, key=lambda f: (-f.recoverable_fraction, -f.lost_ns, f.id))
+
+
+def _rate(answer: Mapping[str, object]) -> float:
+    value = answer.get("throughput_tokens_per_s")
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _words(answer: Mapping[str, object]) -> str:
+    return f"{_rate(answer):.0f} tokens/s ({answer.get('low'):.0f} to {answer.get('high'):.0f})"

@@ -11,7 +11,8 @@ import polars as pl
 
 from traceana import __version__, schema
 from traceana.analyses import ALL
-from traceana.clock.align import ClockModel, solve_clock
+from traceana.clock.align import solve_clock
+from traceana.clock.model import ClockModel
 from traceana.clock.apply import apply_clock, shift_controls, shift_messages, shift_rows
 from traceana.clock.prior import parse_assume
 from traceana.errors import ModelError, TraceanaError
@@ -107,7 +108,6 @@ def _align(path: Path | Sequence[Path], options: Options, say: Progress) -> _Ali
     matched = match(capture)
     collectives, lost = match_collectives(capture.ranks)
     say("align clocks")
-    nodes = capture.server.facts.get("nnodes") if capture.server is not None else None
     clock = solve_clock(
         capture.ranks,
         matched.messages,
@@ -115,7 +115,7 @@ def _align(path: Path | Sequence[Path], options: Options, say: Progress) -> _Ali
         collectives,
         assume=assume,
         manifest=capture.manifest,
-        nnodes=nodes if isinstance(nodes, int) else None,
+        facts=capture.server.facts if capture.server is not None else None,
     )
     aligned = replace(capture, ranks=tuple(apply_clock(r, clock) for r in capture.ranks))
     moved = replace(

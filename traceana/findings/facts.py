@@ -19,7 +19,8 @@ def ms(ns: float) -> str:
 
 def percent(share: float) -> str:
     """A share as a percentage in words."""
-    return f"{share * 100:.1f} %" if share < 0.095 else f"{share * 100:.0f} %"
+    fine = share < 0.095 or 0.99 <= share < 1
+    return f"{share * 100:.1f} %" if fine else f"{share * 100:.0f} %"
 
 
 @dataclass(frozen=True, slots=True)

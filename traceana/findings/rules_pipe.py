@@ -23,7 +23,7 @@ def _cap_words(facts: Facts) -> str:
 def capped(facts: Facts) -> Draft | None:
     """Requests wait in the queue while every slot is at the cap."""
     cap, waiting, sizes = facts.server_int("micro_batch_cap"), facts.waiting(), facts.slot_sizes()
-    if cap is None or not waiting or not sizes or max(sizes) < cap or facts.running() == 0:
+    if not facts.is_pipeline or cap is None or not waiting or not sizes or max(sizes) < cap or facts.running() == 0:
         return None
     slots = len(sizes)
     total = facts.running() + waiting
@@ -51,7 +51,7 @@ def unequal_slots(facts: Facts) -> Draft | None:
     """Greedy filling left slots empty or nearly so while others are full, and nothing waits."""
     sizes = facts.slot_sizes()
     total = sum(sizes)
-    if len(sizes) < 2 or total < 2 or (facts.waiting() or 0) > 0:
+    if not facts.is_pipeline or len(sizes) < 2 or total < 2 or (facts.waiting() or 0) > 0:
         return None
     largest = max(sizes)
     useful = [s for s in sizes if 2 * s >= largest]
@@ -98,8 +98,10 @@ def few_requests(facts: Facts) -> Draft | None:
     sizes, cap = facts.slot_sizes(), facts.server_int("micro_batch_cap")
     total = sum(sizes)
     waiting = facts.waiting()
-    if not sizes or total == 0 or cap is None or waiting is None or waiting > 0:
+    if not facts.is_pipeline or not sizes or total == 0 or cap is None or waiting is None or waiting > 0:
         return None
+    if any(2 * size < max(sizes) for size in sizes):
+        return None  # then the slots are the problem before the requests are
     room = min(cap * len(sizes), facts.server_int("max_running_requests") or cap * len(sizes))
     if total * 2 > room:
         return None

@@ -10,6 +10,8 @@ from traceana.findings.finding import Draft
 
 __all__ = ["RULES"]
 
+# Spans whose work differs by role: the first stage hears clients where others hear their neighbour, the last samples.
+_BY_ROLE = ("between spans", "recv_requests", "process_input_requests", "run_batch", "graph launch")
 # A finding below this share of the window is noise to the reader: identical runs differ by more.
 _FLOOR = 0.03
 
@@ -102,6 +104,8 @@ def host_span(facts: Facts) -> Draft | None:
         excess = number(slow, "mean_ns") - usual
         lost = facts.blamed_ns(root=number(slow, "rank"), cause="host_schedule", detail=span)
         if not facts.period_ns or excess < _FLOOR * facts.period_ns or number(slow, "mean_ns") < 2 * usual or lost == 0:
+            continue
+        if (span in _BY_ROLE or "_dict_" in span or span.startswith("send_")) and excess < max(4 * usual, 0.15 * facts.period_ns):
             continue
         stage = facts.document_stage(number(slow, "rank"))
         draft = Draft(

@@ -1,71 +1,224 @@
-"""Read one torch.profiler (Kineto) trace: header facts and events as columns.
+"""Read one torch.profiler (Kineto) trace: facts beside the events, and the events as columns.
 
     read_kineto(path) -> RawTrace
 
-Times stay what the file says (decimal microseconds) until `traceana.tables.build` makes epoch nanoseconds of them.
+The text is streamed: memory is bounded by the columns, not by the JSON. Every chunk goes through the fast path, and
+through the tolerant one where that refuses it; the size of the chunks never changes the result.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from isal import igzip
-
 from traceana.errors import SourceError
-from traceana.sources.kineto_fast import EVENT_CUT, EVENT_SCHEMA, parse_plain
+from traceana.sources.kineto_chunks import Chunk, Cutter
+from traceana.sources.kineto_events import Events, Lost, join_events
+from traceana.sources.kineto_fast import NotPlain, parse_plain
+from traceana.sources.kineto_text import BLOCK, text_blocks
+from traceana.sources.kineto_tolerant import EventReader, parse_tolerant
+from traceana.sources.limits import Limits
 
-__all__ = ["RawTrace", "read_kineto"]
+__all__ = ["MergedTrace", "RawTrace", "is_kineto", "read_kineto"]
 
-_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_END = re.compile(rb"\}\s*\]\s*(,\s*\"[^\"]*\"\s*:|\}\s*$)")
-_WANTED = re.compile(
-    rb'"cat"\s*:\s*"(?:kernel|gpu_memcpy|gpu_memset|cuda_runtime|cuda_driver|cpu_op|user_annotation|'
-    rb'gpu_user_annotation|overhead)"'
+_SNIFF = 4 << 20
+_MERGED_PID = re.compile(rb'"pid"\s*:\s*"\[([A-Z]+\d+(?:-[A-Z]+\d+)*)\] ')
+_AHEAD = 4  # chunks in flight where a pool parses them
+_KNOWN = (
+    "schemaVersion",
+    "distributedInfo",
+    "baseTimeNanoseconds",
+    "cuda_runtime_version",
+    "cuda_driver_version",
+    "cupti_version",
+    "hip_runtime_version",
+    "trace_id",
+    "with_stack",
+    "record_shapes",
+    "displayTimeUnit",
+    "traceName",
 )
-CHUNK = 8 << 20
+
+
+class MergedTrace(SourceError):
+    """A file in which several ranks were merged by SGLang; `labels` names them as the file does."""
+
+    def __init__(self, path: Path, labels: tuple[str, ...]) -> None:
+        super().__init__(
+            f"the trace is a merge of {', '.join(labels)}",
+            where=str(path),
+            hint="use the file of each rank: a merge loses base times and mixes correlation ids",
+        )
+        self.path = path
+        self.labels = labels
 
 
 @dataclass(frozen=True, slots=True)
 class RawTrace:
-    """One trace as read: `header` is everything beside the events, `metadata` the process and thread names."""
+    """One trace as read. `header` is everything beside the events; times in `events` count from its base."""
 
     path: Path
     header: Mapping[str, Any]
-    events: pa.Table
-    metadata: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    events: Events
+    lost: tuple[Lost, ...]
 
 
-def read_kineto(path: Path) -> RawTrace:
-    """The trace in `path`, gz or plain. Raises SourceError where it cannot be read."""
-    raw = path.read_bytes()
-    data = igzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-    start = _EVENTS.search(data)
-    if start is None:
-        raise SourceError("not a Kineto trace", where=str(path), hint="a trace holds a list called traceEvents")
-    lo = start.end()
-    tail = max(len(data) - 65536, lo)
-    end = _END.search(data, tail) or _END.search(data, lo)
-    stop = end.start() + 1 if end else len(data)
-    close = data.index(b"]", stop) if end else len(data)
-    header = json.loads(data[: start.end()] + data[close:])
-    tables: list[pa.Table] = []
-    metadata: list[dict[str, Any]] = []
-    while lo < stop:
-        cut = EVENT_CUT.search(data, min(lo + CHUNK, stop), stop)
-        hi = cut.start() + 1 if cut else stop
-        kept: list[bytes] = []
-        for event in EVENT_CUT.split(data[lo:hi].strip().lstrip(b"{").lstrip().removeprefix(b'"').removesuffix(b"}")):
-            if _WANTED.search(event):
-                kept.append(event.replace(b"\n", b" "))
-            elif b'"M"' in event:
-                metadata.append(json.loads(b'{"' + event + b"}"))
-        if kept:
-            tables.append(parse_plain(b'{"' + b'}\n{"'.join(kept) + b"}"))
-        lo = hi + 1
-    return RawTrace(path, header, pa.concat_tables(tables) if tables else EVENT_SCHEMA.empty_table(), metadata)
+def is_kineto(path: Path, limits: Limits | None = None) -> bool:
+    """Whether `path` holds a list of events, by content: `traceEvents`, or a list whose objects have a `ph`."""
+    limits = limits or Limits()
+    sniffed = Limits(limits.text_bytes, limits.ratio, limits.ratio_from_bytes, header_bytes=_SNIFF)
+    try:
+        return Cutter(text_blocks(path, [], sniffed, 1 << 16), sniffed).read_head() is not None
+    except SourceError:
+        return False
+
+
+def read_kineto(
+    path: Path,
+    *,
+    limits: Limits | None = None,
+    block: int = BLOCK,
+    pool: Executor | None = None,
+    tolerant: bool = False,
+) -> RawTrace:
+    """The trace in `path`, gz or plain, in blocks of `block` bytes of text, parsed in `pool` where one is given.
+    `tolerant` sends every chunk through the tolerant path, which gives the same for valid text.
+
+    Raises SourceError where the file is no trace or nothing of it is sound, MergedTrace where it is a merge.
+    """
+    limits = limits or Limits()
+    lost: list[Lost] = []
+    blocks = text_blocks(path, lost, limits, block)
+    cutter = Cutter(blocks, limits)
+    head = cutter.read_head()
+    if head is None:
+        raise _no_trace(path, lost)
+    parts: list[Events] = []
+    left, left_at, foot = b"", 0, None
+    flight = _in_flight(iter(cutter), pool, tolerant)
+    first = True
+    for chunk, parsed in flight:
+        if first and _MERGED_PID.search(chunk.buffer, chunk.raw, chunk.stop):
+            raise _merged(path, chunk, (later for later, _ in flight))
+        first = False
+        if not left:
+            try:
+                parts.append(parsed())
+                continue
+            except NotPlain:
+                pass
+        text = left + chunk.buffer[chunk.raw :]
+        stop = len(left) + chunk.stop - chunk.raw
+        offset = left_at if left else chunk.offset + chunk.raw
+        reader = EventReader()
+        used, ended = parse_tolerant(text, 0, stop, reader, offset, final=chunk.final)
+        parts.append(reader.events())
+        if ended:
+            foot = _foot(text[used + 1 : stop], (later for later, _ in flight), limits)
+            break
+        left, left_at = text[used:stop], offset + used
+    events = join_events(parts)
+    header = _header(head, foot, lost)
+    if foot is None and not any(
+        item.name in ("trace_truncated", "gz_truncated", "gz_damaged") for item in events.lost + lost
+    ):
+        lost.append(Lost("trace_truncated", "warning", 1, note="the list of events has no end"))
+    if not events.size and (events.lost or lost) and not events.unused and not events.metadata:
+        raise SourceError(
+            "nothing in the trace is sound", where=str(path), hint="record it again; check for a full disk"
+        )
+    return RawTrace(path, header, events, (*lost, *events.lost))
+
+
+Parse = Callable[[], Events]
+
+
+def _in_flight(chunks: Iterator[Chunk], pool: Executor | None, tolerant: bool) -> Iterator[tuple[Chunk, Parse]]:
+    """Every chunk with what gives its events by the fast path, or raises NotPlain; a few ahead where a pool works."""
+    if pool is None or tolerant:
+        for chunk in chunks:
+            yield chunk, (_refuse if tolerant else lambda chunk=chunk: _fast(chunk))
+        return
+    waiting: deque[tuple[Chunk, Future[Events]]] = deque()
+    for chunk in chunks:
+        waiting.append((chunk, pool.submit(_fast, chunk)))
+        if len(waiting) >= _AHEAD:
+            done, future = waiting.popleft()
+            yield done, future.result
+    for done, future in waiting:
+        yield done, future.result
+
+
+def _fast(chunk: Chunk) -> Events:
+    if chunk.final or chunk.start >= chunk.stop:
+        raise NotPlain("the end of the list is read by the tolerant path")
+    if not chunk.buffer.isascii():
+        try:
+            str(memoryview(chunk.buffer)[chunk.start : chunk.stop], "utf-8")
+        except UnicodeDecodeError as error:
+            raise NotPlain("not UTF-8") from error
+    return parse_plain(chunk.buffer, chunk.start, chunk.stop, chunk.offset)
+
+
+def _refuse() -> Events:
+    raise NotPlain("asked to be tolerant")
+
+
+def _foot(text: bytes, later: Iterator[Chunk], limits: Limits) -> bytes:
+    """What stands after the list of events: `text` and all later chunks."""
+    parts, size = [text], len(text)
+    for chunk in later:
+        parts.append(chunk.buffer[chunk.raw : chunk.stop])
+        size += len(parts[-1])
+        if size > limits.header_bytes:
+            break
+    return b"".join(parts)
+
+
+def _header(head: bytes, foot: bytes | None, lost: list[Lost]) -> dict[str, Any]:
+    """The facts beside the events; those that can be found where the text is not valid JSON."""
+    if head.lstrip().startswith(b"["):
+        return {}
+    text = (head + b"]" + (foot if foot is not None else b"}")).decode(errors="replace")
+    if text.count('"traceEvents"') > 1:
+        lost.append(Lost("several_traces_in_one_file", "error", 1, note="only the first list of events was read"))
+    decoder = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
+    try:
+        found, _ = decoder.raw_decode(text.lstrip())
+        return found if isinstance(found, dict) else {}
+    except (ValueError, RecursionError):
+        pass
+    if foot is not None:
+        lost.append(Lost("header_broken", "warning", 1, note="facts beside the events are not valid JSON"))
+    header: dict[str, Any] = {}
+    for key in _KNOWN:
+        at = re.search(rf'"{key}"\s*:\s*', text)
+        if at:
+            try:
+                header[key] = decoder.raw_decode(text, at.end())[0]
+            except (ValueError, RecursionError):
+                continue
+    return header
+
+
+def _merged(path: Path, chunk: Chunk, later: Iterator[Chunk]) -> MergedTrace:
+    labels = set(_MERGED_PID.findall(chunk.buffer))
+    for other in later:
+        labels |= set(_MERGED_PID.findall(other.buffer, other.raw, other.stop))
+    return MergedTrace(path, tuple(sorted(label.decode() for label in labels)))
+
+
+def _no_trace(path: Path, lost: list[Lost]) -> SourceError:
+    if path.stat().st_size == 0:
+        return SourceError("the trace is empty", where=str(path), hint="the profiler did not write it; record it again")
+    if lost:
+        return SourceError(
+            f"the trace is damaged before its first event ({lost[0].note})", where=str(path), hint="record it again"
+        )
+    return SourceError("not a Kineto trace", where=str(path), hint="a trace holds a list called traceEvents")

@@ -2,77 +2,163 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
 import polars as pl
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from traceana import schema
 from traceana.sources.kineto import RawTrace
+from traceana.sources.kineto_events import (
+    ANNOTATION,
+    CALL,
+    GPU_ANNOTATION,
+    MEMSET,
+    NULL,
+    OP,
+    OVERHEAD,
+    Events,
+    Lost,
+)
+from traceana.sources.losses import Loss, loss, losses_frame
 from traceana.tables.capture import RankInfo, RankTables
+from traceana.tables.check import check_links, sound_events
+from traceana.tables.messages import message_columns
 
-__all__ = ["build_rank"]
+__all__ = ["build_rank", "epoch_base"]
 
-_EPOCH_MICROSECONDS = 10**15  # 2001-09-09: no offset from a base time is that large, every epoch time is larger
-_KIND = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
+Ints = npt.NDArray[np.int64]
+
+EPOCH_NS = 10**18  # 2001-09-09: every epoch time is larger, and no time since a base is
+MAX_BASE_NS = 22 * 10**17  # 2039
+_KINDS = np.array(["kernel", "memcpy", "memset"])
+_EXPECTED = {"phase s", "phase f", "phase t", "phase i", "phase I", "category Trace", "category python_function"}
+_RANGES = 3  # byte ranges a loss names
+
+
+def epoch_base(events: Events, base_ns: int) -> tuple[int, str | None]:
+    """What to add to the times of `events` to get epoch nanoseconds, and a note where that is not simply the base."""
+    ts = events.columns["ts"]
+    if ts.size and int(np.median(ts)) >= EPOCH_NS:
+        return 0, "times are epoch times already; the base was not added" if base_ns else None
+    if not 0 <= base_ns <= MAX_BASE_NS:
+        return 0, f"the base time {base_ns} ns is impossible; it was not added"
+    return base_ns, None
 
 
 def build_rank(trace: RawTrace, info: RankInfo) -> RankTables:
-    """The tables of `trace`: every frame as its schema says, sorted by start, longer first on ties."""
-    events = _columns(trace.events, info.base_time_ns)
-    cat = pl.col("cat")
-    device = events.filter(cat.is_in(list(_KIND))).with_columns(kind=cat.replace_strict(_KIND, default=None))
+    """The tables of `trace`: every frame as its schema says, sorted by start, longer first on ties; `losses` says what
+    of the file is not in them and what in them does not fit together."""
+    base, note = epoch_base(trace.events, info.base_time_ns)
+    losses = file_losses(trace, info.rank)
+    if note:
+        losses.append(loss("base_time_not_added", "info", 1, note, info.rank))
+    keep, dropped = sound_events(trace.events, info.rank)
+    losses += dropped
+    parts = _Parts(trace.events, keep, base)
+    device = parts.device(info)
+    calls = parts.table(schema.CALLS, CALL)
+    losses += check_links(device, calls, info.rank)
+    if not device.height:
+        losses.append(loss("no_device_events", "warning", 1, "the trace holds no GPU activity", info.rank))
     return RankTables(
         info=info,
-        device=schema.DEVICE.frame(device),
-        calls=schema.CALLS.frame(events.filter(cat.is_in(["cuda_runtime", "cuda_driver"]))),
-        annotations=schema.ANNOTATIONS.frame(events.filter(cat == "user_annotation")),
-        gpu_annotations=schema.GPU_ANNOTATIONS.frame(events.filter(cat == "gpu_user_annotation")),
-        ops=schema.OPS.frame(events.filter(cat == "cpu_op")),
-        overheads=schema.OVERHEADS.frame(events.filter(cat == "overhead")),
+        device=device,
+        calls=calls,
+        annotations=parts.table(schema.ANNOTATIONS, ANNOTATION),
+        gpu_annotations=parts.table(schema.GPU_ANNOTATIONS, GPU_ANNOTATION),
+        ops=parts.table(schema.OPS, OP),
+        overheads=parts.table(schema.OVERHEADS, OVERHEAD),
+        losses=losses_frame(losses),
     )
 
 
-def _columns(events: pa.Table, base_ns: int) -> pl.DataFrame:
-    """One flat frame of all events with the schema's names and integer nanoseconds, sorted."""
-    thousand = pa.scalar(1000, pa.decimal128(4, 0))
+class _Parts:
+    """The kept events of a trace, given out by kind."""
 
-    def ns(name: str) -> pa.ChunkedArray:
-        return pc.cast(pc.round(pc.multiply(events[name], thousand)), pa.int64())
+    def __init__(self, events: Events, keep: npt.NDArray[np.bool_], base: int) -> None:
+        self._events = events
+        self._kind = np.where(keep, events.columns["kind"], 255)
+        self._ts: Ints = events.columns["ts"] + base
+        self._end: Ints = self._ts + events.columns["dur"]
 
-    args = pl.from_arrow(pa.table({"args": events["args"]}))
-    assert isinstance(args, pl.DataFrame)
-    flat = pl.from_arrow(
-        pa.table(
-            {name: events[name] for name in ("ph", "cat", "name", "pid", "tid")} | {"ts": ns("ts"), "dur": ns("dur")}
-        )
-    )
-    assert isinstance(flat, pl.DataFrame)
-    frame = flat.hstack(args.unnest("args"))
-    first = frame.get_column("ts").max()
-    base = 0 if isinstance(first, int) and first >= _EPOCH_MICROSECONDS * 1000 else base_ns
-    return (
-        frame.filter(pl.col("ph") == "X", pl.col("ts").is_not_null(), pl.col("dur") >= 0)
-        .with_columns(ts_ns=pl.col("ts") + base)
-        .with_columns(
-            end_ns=pl.col("ts_ns") + pl.col("dur"),
-            # GPU annotations have no args but their id: the stream is the thread, the device the process.
-            stream=pl.coalesce("stream", "tid"),
-            device=pl.coalesce("device", "pid"),
-            finished=pl.col("finished").fill_null(True),
-        )
-        .rename(
+    def table(self, table: schema.Table, kind: int) -> pl.DataFrame:
+        return table.frame(self._frame(np.flatnonzero(self._kind == kind), gpu=kind == GPU_ANNOTATION))
+
+    def device(self, info: RankInfo) -> pl.DataFrame:
+        rows = self._sorted(np.flatnonzero(self._kind <= MEMSET))
+        frame = self._frame(rows, gpu=True, ordered=True)
+        kinds = pl.Series("kind", _KINDS[self._kind[rows]], dtype=pl.String())
+        frame = frame.with_columns(kinds.cast(pl.Categorical()))
+        gpu = self._frame(np.flatnonzero(self._kind == GPU_ANNOTATION), gpu=True)
+        ops = self._frame(np.flatnonzero(self._kind == OP), gpu=False)
+        return schema.DEVICE.frame(frame.hstack(message_columns(self._events, rows, frame, gpu, ops, info)))
+
+    def _sorted(self, rows: Ints) -> Ints:
+        """`rows` by start, longer first on ties, then as in the file."""
+        ts = self._ts[rows]
+        order = np.argsort(ts, kind="stable")
+        ts = ts[order]
+        same = ts[1:] == ts[:-1]
+        if same.any():
+            ties = np.flatnonzero(np.concatenate((same, [False])) | np.concatenate(([False], same)))
+            tied = order[ties]
+            order[ties] = tied[np.lexsort((-self._end[rows[tied]], ts[ties]))]
+        return rows[order]
+
+    def _frame(self, rows: Ints, *, gpu: bool, ordered: bool = False) -> pl.DataFrame:
+        columns = self._events.columns
+        if not ordered:
+            rows = self._sorted(rows)
+        pid, tid = columns["pid"][rows], columns["tid"][rows]
+        frame = pl.DataFrame(
             {
-                "External id": "external_id",
-                "Collective name": "collective",
-                "Src Rank": "src_rank",
-                "Dst Rank": "dst_rank",
-                "In msg nelems": "in_elements",
-                "Out msg nelems": "out_elements",
-                "Process Group Name": "group",
-                "Process Group Description": "group_desc",
-                "Group size": "group_size",
-                "Seq": "seq",
+                "ts_ns": self._ts[rows],
+                "end_ns": self._end[rows],
+                "pid": pid,
+                "tid": tid,
+                "finished": columns["finished"][rows],
             }
+        ).with_columns(self._events.names[rows].alias("name"))
+        device, stream = columns["device"][rows], columns["stream"][rows]
+        if gpu:  # Kineto's process of a GPU row is the device and its thread the stream
+            device, stream = np.where(device == NULL, pid, device), np.where(stream == NULL, tid, stream)
+            device = np.where((device >= -1) & (device < 1 << 31), device, NULL)
+        return frame.with_columns(
+            _nullable("device", device),
+            _nullable("stream", stream),
+            *(_nullable(name, columns[name][rows]) for name in ("correlation", "external_id", "bytes")),
         )
-        .sort(["ts_ns", "end_ns"], descending=[False, True], maintain_order=True)
-    )
+
+
+def _nullable(name: str, values: Ints) -> pl.Series:
+    series = pl.Series(name, values)
+    missing = values == NULL
+    return series.set(pl.Series(missing), None) if missing.any() else series
+
+
+def file_losses(trace: RawTrace, rank: int | None) -> list[Loss]:
+    """What of the file gave no event, as losses: one for each kind of damage, with the first byte ranges."""
+    grouped: dict[tuple[str, str], list[Lost]] = defaultdict(list)
+    for item in trace.lost:
+        grouped[item.name, item.severity].append(item)
+    losses: list[Loss] = []
+    for (name, severity), items in grouped.items():
+        places = [f"bytes {i.start} to {i.stop}" for i in items if i.start >= 0]
+        more = f" and {len(places) - _RANGES} more" if len(places) > _RANGES else ""
+        detail = "; ".join(filter(None, [items[0].note, ", ".join(places[:_RANGES]) + more]))
+        count = sum(i.count for i in items)
+        losses.append(
+            {"name": name, "severity": severity, "rank": rank, "count": count, "detail": f"{trace.path.name}: {detail}"}
+        )
+    losses += _unused(trace.events.unused, rank)
+    return losses
+
+
+def _unused(unused: Counter[str], rank: int | None) -> Iterable[Loss]:
+    odd = {what: count for what, count in sorted(unused.items()) if what not in _EXPECTED}
+    if odd:
+        detail = ", ".join(f"{what} ({count})" for what, count in list(odd.items())[:8])
+        yield loss("events_not_needed", "info", sum(odd.values()), f"events that no table holds: {detail}", rank)

@@ -1,0 +1,160 @@
+"""What a Kineto event is to traceana: which are kept, which fields of them, and the columns both parsers fill."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+__all__ = [
+    "ANNOTATION",
+    "CALL",
+    "COLUMNS",
+    "COMMUNICATION",
+    "GPU_ANNOTATION",
+    "INTS",
+    "KERNEL",
+    "KIND_OF",
+    "MAX_DURATION",
+    "MAX_TIME",
+    "MEMCPY",
+    "MEMSET",
+    "NULL",
+    "OP",
+    "OVERHEAD",
+    "Events",
+    "Ints",
+    "Lost",
+    "communication_frame",
+    "join_events",
+]
+
+Ints = npt.NDArray[np.int64]
+
+NULL = np.iinfo(np.int64).min
+"""Stands for a missing integer until `traceana.tables.build` makes nulls of it."""
+
+MAX_TIME, MAX_DURATION = 5 * 10**15, 2 * 10**15
+"""Microseconds a time stamp and a duration stay below (158 and 63 years): their sum and a base fit 64 bits of ns."""
+
+KERNEL, MEMCPY, MEMSET, CALL, OP, ANNOTATION, GPU_ANNOTATION, OVERHEAD = range(8)
+KIND_OF: Mapping[str, int] = {
+    "kernel": KERNEL,
+    "gpu_memcpy": MEMCPY,
+    "gpu_memset": MEMSET,
+    "cuda_runtime": CALL,
+    "cuda_driver": CALL,
+    "cpu_op": OP,
+    "user_annotation": ANNOTATION,
+    "gpu_user_annotation": GPU_ANNOTATION,
+    "overhead": OVERHEAD,
+    # torch before 1.13
+    "Kernel": KERNEL,
+    "Memcpy": MEMCPY,
+    "Memset": MEMSET,
+    "Runtime": CALL,
+    "Operator": OP,
+}
+"""Categories that a table holds. Everything else (flows, instants, python_function) is counted and left out."""
+
+INTS = {
+    "External id": "external_id",
+    "correlation": "correlation",
+    "device": "device",
+    "stream": "stream",
+    "bytes": "bytes",
+}
+COMMUNICATION: Mapping[str, tuple[str, pl.DataType]] = {
+    "Collective name": ("collective", pl.String()),
+    "Src Rank": ("src_rank", pl.Int64()),
+    "Dst Rank": ("dst_rank", pl.Int64()),
+    "In msg nelems": ("in_elements", pl.Int64()),
+    "Out msg nelems": ("out_elements", pl.Int64()),
+    "dtype": ("dtype", pl.String()),
+    "Process Group Name": ("group", pl.String()),
+    "Process Group Description": ("group_desc", pl.String()),
+    "Group size": ("group_size", pl.Int64()),
+    "Seq": ("seq", pl.Int64()),
+}
+COLUMNS: Mapping[str, type[np.generic]] = {
+    "kind": np.uint8,
+    "pid": np.int64,
+    "tid": np.int64,
+    "ts": np.int64,
+    "dur": np.int64,
+    **{column: np.int64 for column in INTS.values()},
+    "finished": np.bool_,
+}
+"""What is kept of an event beside its name; `ts` and `dur` in nanoseconds as the file counts them (no base added)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Something of the file that is not in the events: why, how many, and the bytes of the uncompressed text."""
+
+    name: str
+    severity: str
+    count: int
+    start: int = -1
+    stop: int = -1
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Events:
+    """What one stretch of a trace holds, in file order: `columns` (see COLUMNS) and `names` of the events kept, `talks`
+    (row, arguments) of those that carry a message, metadata rows as decoded, how many events of which category or
+    phase were left out, and what was lost."""
+
+    columns: dict[str, npt.NDArray[Any]]
+    names: pl.Series
+    talks: list[tuple[int, Mapping[str, object]]] = field(default_factory=list[tuple[int, Mapping[str, object]]])
+    metadata: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    unused: Counter[str] = field(default_factory=Counter[str])
+    lost: list[Lost] = field(default_factory=list[Lost])
+
+    @property
+    def size(self) -> int:
+        """The number of events kept."""
+        return self.names.len()
+
+
+def join_events(parts: Sequence[Events]) -> Events:
+    """`parts` one after the other."""
+    if not parts:
+        nothing = {name: np.empty(0, dtype=dtype) for name, dtype in COLUMNS.items()}
+        return Events(nothing, pl.Series("name", [], dtype=pl.Categorical()))
+    joined = Events(
+        {name: np.concatenate([part.columns[name] for part in parts]) for name in COLUMNS},
+        pl.concat([part.names for part in parts]),
+    )
+    first = 0
+    for part in parts:
+        joined.talks += [(first + row, args) for row, args in part.talks]
+        joined.metadata += part.metadata
+        joined.unused += part.unused
+        joined.lost += part.lost
+        first += part.size
+    return joined
+
+
+def communication_frame(talks: Sequence[tuple[int, Mapping[str, object]]]) -> pl.DataFrame:
+    """`talks` as typed columns after `row`; what is missing or of another type is null."""
+    columns = [pl.Series("row", [row for row, _ in talks], dtype=pl.Int64())]
+    for key, (name, dtype) in COMMUNICATION.items():
+        kind = int if dtype == pl.Int64() else str
+        columns.append(pl.Series(name, [_typed(args.get(key), kind) for _, args in talks], dtype=dtype))
+    return pl.DataFrame(columns)
+
+
+def _typed(value: object, kind: type[int] | type[str]) -> object:
+    if kind is str:
+        return None if value is None or isinstance(value, (dict, list)) else str(value)
+    if isinstance(value, str) and value.strip().removeprefix("-").isdecimal():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63 else None

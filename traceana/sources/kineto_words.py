@@ -1,0 +1,118 @@
+"""Text at many places of one buffer at once: words, decimal numbers, strings. All columns, no loops over rows.
+
+A word is the eight bytes from a position on as a little-endian integer: the first byte is the lowest. The buffer must
+reach at least `SLACK` bytes past every position asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+__all__ = ["SLACK", "Bools", "Bytes", "Positions", "Words", "categorical", "decimals", "integers", "word_view"]
+
+Bytes = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
+Positions = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+SLACK = 32
+_U = np.uint64
+_MASK: Words = np.array([(1 << (8 * n)) - 1 for n in range(9)], dtype=np.uint64)
+_SHIFT: Words = np.array([8 * (8 - n) for n in range(8)] + [0], dtype=np.uint64)
+_POWER = np.array([10**n for n in range(9)], dtype=np.int64)
+_ZEROS, _CARRY, _HIGH, _ONES = (_U(0x0101010101010101 * k) for k in (0x30, 0x76, 0x80, 0x01))
+_MINUS, _DOT = 0x2D, 0x2E
+# What may follow a JSON number: a comma, a bracket, white space. Anything else (an exponent) is not read here.
+_AFTER_NUMBER = np.zeros(256, dtype=np.bool_)
+_AFTER_NUMBER[[0x2C, 0x5D, 0x7D, 0x20, 0x09, 0x0A, 0x0D]] = True
+
+
+def word_view(buffer: bytes) -> Words:
+    """The word at every position of `buffer`, without a copy."""
+    return np.ndarray((max(len(buffer) - 7, 0),), dtype="<u8", buffer=buffer, strides=(1,))
+
+
+def _digits(words: Words) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The number that the leading decimal digits of each word make, and how many digits those are (0 to 8)."""
+    x = words ^ _ZEROS
+    stop = ((x + _CARRY) | x) & _HIGH  # the high bit of every byte that is no digit
+    # Count the bytes below the lowest of them; a word of eight digits has none, and all its bytes count.
+    lowest = (stop & (~stop + _U(1))) >> _U(7)
+    count = (((lowest - _U(1)) & _ONES) * _ONES >> _U(56)).view(np.int64)
+    x = np.where(count > 0, x << _SHIFT[count], _U(0))  # right-align: digits last, zeros before
+    x = (x * _U(10) + (x >> _U(8))) & _U(0x00FF00FF00FF00FF)
+    x = (x * _U(100) + (x >> _U(16))) & _U(0x0000FFFF0000FFFF)
+    x = (x * _U(10000) + (x >> _U(32))) & _U(0xFFFFFFFF)
+    return x.view(np.int64), count
+
+
+def _unsigned(words: Words, at: Positions) -> tuple[Positions, Positions, Bools]:
+    """Numbers of up to 18 digits at `at`: their values, the positions after them, and whether they could be read."""
+    value, count = _digits(words[at])
+    end = at + count
+    ok = count > 0
+    more = np.flatnonzero(count == 8)
+    for room in (8, 2):
+        if not more.size:
+            break
+        further, n = _digits(words[end[more]])
+        fits = n <= room
+        ok[more[~fits]] = False
+        n = np.minimum(n, room)
+        value[more] = np.where(fits, value[more] * _POWER[n] + further, 0)
+        end[more] += n
+        more = more[n == 8]
+    return value, end, ok
+
+
+def integers(text: Bytes, words: Words, at: Positions) -> tuple[Positions, Bools]:
+    """JSON integers at `at`: values, and whether each could be read (false: no digits, too long, a fraction, ...)."""
+    negative = text[at] == _MINUS
+    value, end, ok = _unsigned(words, at + negative)
+    return np.where(negative, -value, value), ok & _AFTER_NUMBER[text[end]]
+
+
+def decimals(text: Bytes, words: Words, at: Positions, limit: int) -> tuple[Positions, Bools]:
+    """JSON numbers in microseconds at `at` as exact nanoseconds, and whether each could be read (false too where there
+    is more than the nanosecond, an exponent, or `limit` microseconds and more)."""
+    negative = text[at] == _MINUS
+    value, end, ok = _unsigned(words, at + negative)
+    ok &= value < limit
+    value = value * 1000
+    dotted = text[end] == _DOT
+    if dotted.any():
+        fraction, count = _digits(words[end + 1])
+        ok &= ~dotted | ((count >= 1) & (count <= 3))
+        value += np.where(dotted, fraction * _POWER[np.clip(3 - count, 0, 3)], 0)
+        end = np.where(dotted, end + 1 + count, end)
+    return np.where(negative, -value, value), ok & _AFTER_NUMBER[text[end]]
+
+
+def categorical(buffer: bytes, words: Words, start: Positions, stop: Positions) -> pl.Series:
+    """The strings `buffer[start:stop]` as a categorical series; the buffer may be dropped afterwards.
+
+    `buffer` must be valid UTF-8. The strings are handed over as Arrow string views: no copy of their text is made.
+    """
+    length = stop - start
+    views = np.empty((start.size, 4), dtype=np.uint32)
+    low = words[start]
+    views[:, 0] = length
+    views[:, 1] = low.astype(np.uint32)
+    views[:, 2] = 0
+    views[:, 3] = start
+    short = np.flatnonzero(length <= 12)  # these live in the view itself, padded with zeros
+    n = length[short]
+    first = low[short] & _MASK[np.minimum(n, 8)]
+    views[short, 1] = first.astype(np.uint32)
+    views[short, 2] = (first >> _U(32)).astype(np.uint32)
+    views[short, 3] = (words[start[short] + 8] & _MASK[np.clip(n - 8, 0, 4)]).astype(np.uint32)
+    buffers: list[Any] = [None, pa.py_buffer(views), pa.py_buffer(buffer)]
+    array = pa.Array.from_buffers(pa.string_view(), start.size, buffers)
+    series = pl.from_arrow(array)
+    assert isinstance(series, pl.Series)
+    return series.cast(pl.Categorical())

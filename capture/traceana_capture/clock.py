@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -24,11 +25,11 @@ class _Timex(ctypes.Structure):
 
     _fields_ = [
         ("modes", ctypes.c_uint), ("offset", ctypes.c_long), ("freq", ctypes.c_long), ("maxerror", ctypes.c_long),
-        ("esterror", ctypes.c_long), ("status", ctypes.c_int), ("constant", ctypes.c_long), ("precision", ctypes.c_long),
-        ("tolerance", ctypes.c_long), ("time_s", ctypes.c_long), ("time_us", ctypes.c_long), ("tick", ctypes.c_long),
-        ("ppsfreq", ctypes.c_long), ("jitter", ctypes.c_long), ("shift", ctypes.c_int), ("stabil", ctypes.c_long),
-        ("jitcnt", ctypes.c_long), ("calcnt", ctypes.c_long), ("errcnt", ctypes.c_long), ("stbcnt", ctypes.c_long),
-        ("tai", ctypes.c_int), ("padding", ctypes.c_int * 11),
+        ("esterror", ctypes.c_long), ("status", ctypes.c_int), ("constant", ctypes.c_long),
+        ("precision", ctypes.c_long), ("tolerance", ctypes.c_long), ("time_s", ctypes.c_long),
+        ("time_us", ctypes.c_long), ("tick", ctypes.c_long), ("ppsfreq", ctypes.c_long), ("jitter", ctypes.c_long),
+        ("shift", ctypes.c_int), ("stabil", ctypes.c_long), ("jitcnt", ctypes.c_long), ("calcnt", ctypes.c_long),
+        ("errcnt", ctypes.c_long), ("stbcnt", ctypes.c_long), ("tai", ctypes.c_int), ("padding", ctypes.c_int * 11),
     ]  # fmt: skip
 
 
@@ -50,10 +51,8 @@ def system_state() -> dict[str, Any]:
     """What the kernel and chrony say about the wall clock: source, synchronised or not, estimated and largest error.
     A key is missing where the system does not tell."""
     state: dict[str, Any] = {}
-    try:
+    with contextlib.suppress(OSError):
         state["clocksource"] = _SOURCE.read_text().strip()
-    except OSError:
-        pass
     state.update(_adjtimex())
     chrony = _chrony()
     if chrony:

@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -170,7 +170,9 @@ def _put_right(server: HttpServer, note: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _server(options: CaptureOptions, folder: Path, say: Say) -> Iterator[tuple[HttpServer, Child | None, Path | None]]:
+def _server(
+    options: CaptureOptions, folder: Path, say: Say
+) -> Generator[tuple[HttpServer, Child | None, Path | None], None, None]:
     """The server: as it runs at --url, or started from the command and stopped at the end, whatever happens."""
     key = os.environ.get("TRACEANA_API_KEY")
     if not options.command:
@@ -235,7 +237,7 @@ def _argument(command: tuple[str, ...], name: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
+def _terminate_as_interrupt() -> Generator[None, None, None]:
     """SIGTERM ends a capture as Ctrl-C does: the profiler is stopped, settings are put back."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Mapping
@@ -67,7 +68,7 @@ def profile_v2(local: LocalServer) -> bool:
 
 
 def save_answers(server: HttpServer, folder: Path, suffix: str = "") -> None:
-    """Keep /server_info, /model_info and /v1/loads as the server gives them, secrets masked. A missing one is left out."""
+    """Keep /server_info, /model_info and /v1/loads as the server gives them, secrets masked."""
     for name, path in _ANSWERS.items():
         try:
             document = server.get(path).json()
@@ -142,10 +143,8 @@ def command_row(local: LocalServer, given: tuple[str, ...]) -> list[str]:
 def _own_names() -> set[str]:
     name = socket.gethostname()
     found = {name, socket.getfqdn(name)}
-    try:
+    with contextlib.suppress(OSError):
         found |= {str(a[4][0]) for a in socket.getaddrinfo(name, None)}
-    except OSError:
-        pass
     return found
 
 

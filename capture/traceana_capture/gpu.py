@@ -1,4 +1,4 @@
-"""GPU samples through NVML (libnvidia-ml by ctypes, no package needed), or through nvidia-smi where it cannot be loaded."""
+"""GPU samples through NVML (libnvidia-ml by ctypes), or through nvidia-smi where that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from typing import Any, TextIO
 __all__ = ["COLUMNS", "GpuSampler", "Nvml", "open_nvml"]
 
 COLUMNS = "epoch_ns,gpu,util_gpu,util_mem,power_mw,power_limit_mw,mem_used_b,sm_mhz,mem_mhz,temp_c"
-_SMI_FIELDS = "index,utilization.gpu,utilization.memory,power.draw,enforced.power.limit,memory.used,clocks.sm,clocks.mem,temperature.gpu"
+_SMI_FIELDS = (
+    "index,utilization.gpu,utilization.memory,power.draw,enforced.power.limit,"
+    "memory.used,clocks.sm,clocks.mem,temperature.gpu"
+)
 _SMI_SCALE = (1, 1, 1, 1000, 1000, 1 << 20, 1, 1, 1)  # to the units of COLUMNS
 
 

@@ -1,4 +1,4 @@
-"""The in-process hook: starts torch.profiler in a rank at an agreed step, and marks every micro-batch with its identity.
+"""The in-process hook: starts torch.profiler in a rank at an agreed step, and marks every micro-batch.
 
 It runs inside the server. With the environment variable TRACEANA_CAPTURE_HOOK unset nothing is installed and nothing
 costs anything; with it set, a step costs two calls (0.3 us) until a capture arms the hook. Ranks and the capture talk
@@ -16,15 +16,17 @@ capture that dies leaves a profile that ends by itself at its last step.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 from traceana_capture.clock import paired_reading
 
@@ -69,7 +71,7 @@ class RankHook:
         return self._armed_slot(micro_batch, batch_size, mode, tokens)
 
     def forward(self) -> AbstractContextManager[object]:
-        """To be entered around the forward inside a slot, on the stream that it runs on: times it without a profiler."""
+        """To be entered around the forward inside a slot, on its stream: times it without a profiler."""
         recorder = self._recorder
         return _OFF if recorder is None else recorder.forward()
 
@@ -99,13 +101,11 @@ class RankHook:
 
     def _find_profiler(self) -> Callable[[], bool]:
         """Torch's own answer to whether a profiler runs, once torch is there. The hook never imports it by itself."""
-        import sys
-
         if "torch" not in sys.modules:
             return _no_profiler
-        import torch
+        torch: Any = importlib.import_module("torch")
 
-        enabled: Any = getattr(torch.autograd, "_profiler_enabled", _no_profiler)
+        enabled = cast("Callable[[], bool]", getattr(torch.autograd, "_profiler_enabled", _no_profiler))
         self._profiling = enabled
         return enabled
 
@@ -180,13 +180,13 @@ def _no_profiler() -> bool:
 
 
 def _mark(facts: dict[str, Any], stage: int) -> AbstractContextManager[object]:
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     tokens = "" if facts["tokens"] is None else f" toks={facts['tokens']}"
     name = (
         f"mb={facts['micro_batch']} stage={stage} {facts['mode']} bs={facts['batch_size']}{tokens} n={facts['ordinal']}"
     )
-    return torch.profiler.record_function(f"traceana.slot[{name}]")
+    return cast("AbstractContextManager[object]", torch.profiler.record_function(f"traceana.slot[{name}]"))
 
 
 class _Recorder:
@@ -208,10 +208,10 @@ class _Recorder:
 class _Profiler(_Recorder):
     """torch.profiler with the least disturbing settings; every slot is marked with what it is."""
 
-    kept: list[object] = []  # libkineto of torch 2.11 corrupts the heap when a finished profiler is freed
+    kept: ClassVar[list[object]] = []  # libkineto of torch 2.11 corrupts the heap when a finished profiler is freed
 
     def __init__(self, plan: dict[str, Any]) -> None:
-        import torch
+        torch: Any = importlib.import_module("torch")
 
         kinds = torch.profiler.ProfilerActivity
         wanted = [kinds.CPU] if "CPU" in plan["activities"] else []
@@ -245,7 +245,7 @@ class _StepTimes(_Recorder):
     (resolution half a microsecond), placed on the wall clock by one event at the start."""
 
     def __init__(self) -> None:
-        import torch
+        torch: Any = importlib.import_module("torch")
 
         self._cuda = torch.cuda if torch.cuda.is_available() else None
         self._rows: list[dict[str, Any]] = []
@@ -297,16 +297,10 @@ def plugin() -> None:
     forward inside it. Does nothing unless TRACEANA_CAPTURE_HOOK is set."""
     if not os.environ.get(ENVIRONMENT):
         return
-    from sglang.srt.plugins.hook_registry import (  # pyright: ignore[reportMissingImports]
-        HookRegistry,
-        HookType,
-    )
-
-    register: Any = HookRegistry.register
-    register(
-        "sglang.srt.managers.scheduler_pp_mixin.SchedulerPPMixin._pp_launch_batch", _around_launch, HookType.AROUND
-    )
-    register("sglang.srt.managers.scheduler.Scheduler.run_batch", _around_forward, HookType.AROUND)
+    registry: Any = importlib.import_module("sglang.srt.plugins.hook_registry")
+    register, around = registry.HookRegistry.register, registry.HookType.AROUND
+    register("sglang.srt.managers.scheduler_pp_mixin.SchedulerPPMixin._pp_launch_batch", _around_launch, around)
+    register("sglang.srt.managers.scheduler.Scheduler.run_batch", _around_forward, around)
 
 
 _hook: RankHook | None = None
@@ -352,8 +346,6 @@ def _shape(batch: Any) -> tuple[int, str, int | None]:
 
 
 def _torch_facts() -> dict[str, Any]:
-    import sys
-
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return {}

@@ -1,4 +1,4 @@
-"""The capture's side of the in-process hook: loading it into a server, arming all ranks, and collecting what they wrote."""
+"""The capture's side of the in-process hook: loading it into a server, arming all ranks, collecting their files."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class HookRecording:
             raise CaptureError(
                 "the server was started without the hook",
                 where=f"{ENVIRONMENT} is not set",
-                hint="start it with `traceana capture --hook -- COMMAND`, or set the variable for both (docs/howto/capture-offline.md)",
+                hint="start it with `traceana capture --hook -- COMMAND`, or set the variable for both",
             )
         self._client = HookClient(Path(named), pause=pause)
         self._keys = keys

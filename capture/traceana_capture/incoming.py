@@ -1,4 +1,4 @@
-"""The folder that the server writes its traces into: made for it, seen from here, checked for room, swept afterwards."""
+"""The folder that the server writes its traces into: made for it, seen from here, checked for room, and swept."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def check_room(folder: Path, *, steps: int, ranks: int, stacks: bool, local: boo
             continue
         if free < needed:
             raise CaptureError(
-                f"{free >> 20} MB are free and {steps} steps of {ranks} ranks may need {needed >> 20} MB: a full disk would end the server",
+                f"{free >> 20} MB are free, {steps} steps of {ranks} ranks may need {needed >> 20} MB, "
+                "and a full disk would end the server",
                 where=str(path),
                 hint="-o or --server-dir on a disk with room, or fewer --steps",
             )

@@ -1,4 +1,4 @@
-"""A load of its own: closed loop (a number of clients that each wait for their answer) or open loop (a rate of arrivals).
+"""A load of its own: closed loop (clients that each wait for their answer) or open loop (a rate of arrivals).
 
 One client streams its answer and stamps every token: all micro-batches take turns, so its tokens show the server's loop
 time, with and without the profiler, for the price of one stream.
@@ -86,7 +86,8 @@ def parse_load(text: str) -> LoadSpec | None:
                 where=f"--load {text} ({part.strip()})",
                 hint="for instance --load concurrency=32,input=256,output=256",
             ) from None
-    spec = LoadSpec(**{"concurrency": 0, **values})
+    values.setdefault("concurrency", 0)
+    spec = LoadSpec(**values)
     ranges = (spec.input, spec.output)
     if (
         spec.concurrency < 1

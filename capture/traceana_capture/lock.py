@@ -107,4 +107,5 @@ def _who(holder: dict[str, Any]) -> str:
         return "it has not said who"
     since = holder.get("since_ns")
     age = f", for {(time.time_ns() - since) // 10**9} s" if isinstance(since, int) else ""
-    return f"process {holder.get('pid')} of {holder.get('user')} on {holder.get('host')}, into {holder.get('folder', '?')}{age}"
+    place = f"on {holder.get('host')}, into {holder.get('folder', '?')}"
+    return f"process {holder.get('pid')} of {holder.get('user')} {place}{age}"

@@ -1,4 +1,4 @@
-"""manifest.json: what was recorded, by whom and how, written whole at every step so that a killed capture leaves one."""
+"""manifest.json: what was recorded, by whom and how; always a whole document, also after a kill."""
 
 from __future__ import annotations
 

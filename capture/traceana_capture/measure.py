@@ -1,7 +1,8 @@
-"""Throughput and latency inside and outside the profile: windows of whole request cycles, and what the profiler costs."""
+"""Throughput and latency outside and inside the profile: windows of whole request cycles, and what profiling costs."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ def quantile(values: Sequence[int], share: float) -> int | None:
 
 
 def cycle_ns(load: Load | None, before: str | None, after: str | None) -> int | None:
-    """How long a request takes: of the load's last requests, else as the server's own counters say between two dumps."""
+    """How long a request takes: of the load's last requests, else by the server's own counters between two dumps."""
     done = [r for r in load.snapshot() if r.ok][-64:] if load else []
     if done:
         return quantile([r.end_ns - r.start_ns for r in done], 0.5)
@@ -74,8 +75,8 @@ def measure(
 
 
 def client_figures(requests: Sequence[Request], start_ns: int, end_ns: int) -> dict[str, Any]:
-    """What the clients saw between two moments: requests ended, their latencies, and output tokens per second (those of a
-    request spread evenly over its life, so requests still open at the end count only once they have ended)."""
+    """What the clients saw between two moments: requests ended, their latencies, and output tokens per second (those
+    of a request spread evenly over its life, so requests still open at the end count only once they have ended)."""
     good = [r for r in requests if r.ok]
     ended = [r.end_ns - r.start_ns for r in good if start_ns <= r.end_ns < end_ns]
     out = 0
@@ -92,11 +93,11 @@ def client_figures(requests: Sequence[Request], start_ns: int, end_ns: int) -> d
 
 
 def loop_times(requests: Sequence[Request], start_ns: int, end_ns: int) -> list[int]:
-    """Time from one token of the streaming client to the next, both between the two moments: the loop over all slots."""
+    """Time from a token of the streaming client to the next, both between the two moments: the loop over all slots."""
     out: list[int] = []
     for r in requests:
         stamps = [t for t in r.token_ns if start_ns <= t < end_ns]
-        out += [b - a for a, b in zip(stamps, stamps[1:], strict=False)]
+        out += [b - a for a, b in itertools.pairwise(stamps)]
     return out
 
 
@@ -140,7 +141,7 @@ def recording_span(stamps: Sequence[int], start_ns: int, end_ns: int) -> tuple[i
     inside = [t for t in stamps if start_ns <= t <= end_ns]
     if len(inside) < 3:
         return None
-    gaps = [(b - a, i) for i, (a, b) in enumerate(zip(inside, inside[1:], strict=False))]
+    gaps = [(b - a, i) for i, (a, b) in enumerate(itertools.pairwise(inside))]
     usual = quantile([g for g, _ in gaps], 0.5) or 0
     longest, at = max(gaps[1:], default=(0, 0))
     if longest < max(_STALL * usual, _LEAST_STALL_NS):

@@ -20,7 +20,9 @@ from traceana_capture.secrets import allowed_environment, mask_text, mask_value
 
 __all__ = ["NsysRecording", "find_nsys", "mask_export", "under_nsys"]
 
-_INSTALL = "install Nsight Systems (package nsight-systems-cli, or nsight-systems with nsight-systems-target) or name it with --nsys PATH"
+_INSTALL = (
+    "install Nsight Systems (nsight-systems-cli; in Debian nsight-systems and nsight-systems-target), or --nsys PATH"
+)
 _ENVIRONMENT_LINES = re.compile(r"(?m)^[A-Za-z_]\w*=")
 
 
@@ -33,16 +35,17 @@ def find_nsys(given: str | None) -> str:
 
 
 def under_nsys(nsys: str, report: Path, command: Sequence[str]) -> list[str]:
-    """The server's command under nsys: recording begins and ends with cudaProfilerStart/Stop, graphs show their kernels."""
+    """The server's command under nsys: cudaProfilerStart/Stop bound the recording, graphs show their kernels."""
     return [
         nsys, "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node",
-        "--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--force-overwrite=true", f"--output={report}", *command,
+        "--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--force-overwrite=true", f"--output={report}",
+        *command,
     ]  # fmt: skip
 
 
 class NsysRecording:
-    """A profile whose recorder is the nsys around the server. The report itself holds the server's whole environment, so
-    it stays outside the capture folder (`private`); the capture gets the export, with secrets masked."""
+    """A profile whose recorder is the nsys around the server. The report itself holds the server's whole environment,
+    so it stays outside the capture folder (`private`); the capture gets the export, with secrets masked."""
 
     def __init__(self, nsys: str, private: Path, folder: Path, *, pause: Callable[[float], None]) -> None:
         self.report = private / "report"
@@ -117,9 +120,8 @@ def mask_export(database: Path) -> int:
             names = [name for name, _ in columns]
             texts = [name for name, kind in columns if kind == "TEXT"]
             for column in texts:
-                rows = connection.execute(
-                    f'SELECT rowid, {"name" if "name" in names and column == "value" else "NULL"}, "{column}" FROM "{table}"'
-                )
+                key = "name" if "name" in names and column == "value" else "NULL"
+                rows = connection.execute(f'SELECT rowid, {key}, "{column}" FROM "{table}"')
                 for rowid, name, text in rows.fetchall():
                     clean = _clean(str(name or ""), text) if isinstance(text, str) else text
                     if clean != text:

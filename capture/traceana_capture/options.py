@@ -1,4 +1,4 @@
-"""Every option of `traceana capture`, once: the driver's own parser and the `traceana` command are both made from it."""
+"""Every option of `traceana capture`, once: the driver's own parser and the `traceana` command are made from it."""
 
 from __future__ import annotations
 
@@ -33,28 +33,62 @@ class Option:
 OPTIONS: tuple[Option, ...] = (
     Option(("--ranks",), "Ranks to record, for instance 0-7 or 0,4. All by default.", "RANKS"),
     Option(("--url",), "The server to attach to.", "URL", "http://127.0.0.1:30000"),
-    Option(("-o", "--out"), "Capture folder to make; must not hold a capture. Default: traceana-DATE-TIME.", "DIR"),
-    Option(("--load",), "Load to make: none (the traffic that is there), or concurrency=32,input=256,output=256[,requests=N][,rate=R].", "SPEC", "none"),
+    Option(("-o", "--out"), "Capture folder to make. Default: traceana-DATE-TIME.", "DIR"),
+    Option(
+        ("--load",),
+        "Load to make: none (the traffic that is there), or concurrency=32,input=256,output=256[,requests=N][,rate=R].",
+        "SPEC",
+        "none",
+    ),
     Option(("--load-command",), "Run this command as the load while the capture lasts.", "CMD"),
-    Option(("--steps",), "Micro-batch steps to record per rank, rounded up to whole rounds over the slots.", "N", 40, int),
-    Option(("--profiler",), "What records. nsys needs the server's command after --.", "", "torch", choices=("torch", "nsys", "both")),
+    Option(("--steps",), "Micro-batch steps to record per rank, rounded up to whole rounds of slots.", "N", 40, int),
+    Option(
+        ("--profiler",),
+        "What records. nsys needs the server's command after --.",
+        default="torch",
+        choices=("torch", "nsys", "both"),
+    ),
     Option(("--nsys",), "The nsys to use. Default: the one on PATH.", "PATH"),
-    Option(("--hook",), "Record through the in-process hook instead of /start_profile: every rank starts at the same step.", flag=True, default=False),
-    Option(("--set",), "Change a setting of the running server for the capture, and put it back: pp_max_micro_batch_size=4.", "KEY=VALUE", many=True),
+    Option(
+        ("--hook",),
+        "Record through the in-process hook instead of /start_profile: every rank starts at the same step.",
+        default=False,
+        flag=True,
+    ),
+    Option(
+        ("--set",),
+        "Change a setting of the running server for the capture, and put it back: pp_max_micro_batch_size=4.",
+        "KEY=VALUE",
+        many=True,
+    ),
     Option(("--sweep",), "One capture for each value of a setting, in DIR/KEY=VALUE.", "KEY=A,B,C"),
-    Option(("--request",), "Override a field of the profile request, for instance with_stack=true.", "KEY=VALUE", many=True),
-    Option(("--throw-away",), "A short profile first, so that the profiler's start-up is not in the capture.", "", "auto", choices=("auto", "yes", "no")),
-    Option(("--windows",), "Windows to measure without the profiler before it, each a whole request cycle.", "N", 3, int),
-    Option(("--server-dir",), "Folder that the server writes to, where it sees another file system: SERVER_PATH or SERVER_PATH:LOCAL_PATH.", "PATH"),
+    Option(("--request",), "Override a field of the profile request: with_stack=true.", "KEY=VALUE", many=True),
+    Option(
+        ("--throw-away",),
+        "A short profile first, so that the profiler's start-up is not in the capture.",
+        default="auto",
+        choices=("auto", "yes", "no"),
+    ),
+    Option(("--windows",), "Windows to measure before the profile, each a whole request cycle.", "N", 3, int),
+    Option(
+        ("--server-dir",),
+        "Folder that the server writes to, where it sees another file system: SERVER_PATH or SERVER_PATH:LOCAL_PATH.",
+        "PATH",
+    ),
     Option(("--server-log",), "The server's log, to keep what it says during the capture.", "FILE"),
-    Option(("--clock-host",), "Another host whose clock to probe; a clock-responder runs there.", "HOST[:PORT]", many=True),
+    Option(
+        ("--clock-host",),
+        "Another host whose clock to probe; a clock-responder runs there.",
+        "HOST[:PORT]",
+        many=True,
+    ),
     Option(("--timeout",), "Seconds to wait for the traces after the profile was asked for.", "S", 300.0, float),
     Option(("--steady-timeout",), "Seconds to wait for a steady load.", "S", 180.0, float),
     Option(("--ready-timeout",), "Seconds to wait for a started server to be ready.", "S", 900.0, float),
-    Option(("--strict",), "Exit 3 where anything was lost or is doubtful.", flag=True, default=False),
-    Option(("--json",), "Print the manifest as one JSON document.", flag=True, default=False),
-    Option(("-v", "--verbose"), "Say more on stderr.", flag=True, default=False),
-)  # fmt: skip
+    Option(("--strict",), "Exit 3 where anything was lost or is doubtful.", default=False, flag=True),
+    Option(("--json",), "Print the manifest as one JSON document.", default=False, flag=True),
+    Option(("-v", "--verbose"), "Say more on stderr.", default=False, flag=True),
+)
 
 
 @dataclass(frozen=True)
@@ -100,8 +134,11 @@ class CaptureOptions:
     def from_values(cls, values: Mapping[str, Any], command: Sequence[str]) -> CaptureOptions:
         """From parsed options by name; a value of None means that the option was not given."""
         known = {f.name for f in fields(cls)}
-        given = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known and v is not None}
-        return cls(**{**given, "url_given": values.get("url") is not None, "command": tuple(command)})
+        given: dict[str, Any] = {"url_given": values.get("url") is not None, "command": tuple(command)}
+        for name, value in values.items():
+            if name in known and value is not None:
+                given[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**given)
 
     def pairs(self, name: str) -> dict[str, Any]:
         """`--set` or `--request` as a mapping; numbers, true, false and null are read as such. Raises CaptureError."""

@@ -97,8 +97,8 @@ class Profile:
     def already_running(self) -> bool | None:
         """Whether somebody profiles the server now; None where this version cannot be asked without doing harm.
 
-        A start with a `start_step` is refused while a profile runs, and starts nothing before that step otherwise. A plain
-        start would destroy the running profile.
+        A start with a `start_step` is refused while a profile runs, and otherwise starts nothing before that step. A
+        plain start would destroy the running profile.
         """
         if not self.info.supports("guarded_start"):
             return None
@@ -138,8 +138,8 @@ class Profile:
             )
 
     def stop(self) -> bool:
-        """End the profile if it still runs; True where the server said that it did. An answer that none runs is as good.
-        The answer comes when the first stage has exported."""
+        """End the profile if it still runs; True where the server said that it did. An answer that none runs is as
+        good. The answer comes when the first stage has exported."""
         if not self.running:
             return False
         try:
@@ -192,9 +192,9 @@ class Profile:
         died: Callable[[], str | None],
         progress: Callable[[str], None],
     ) -> Outcome:
-        """Watch until every rank of `keys` has a complete file, or nothing more can come. `tick` reads counters and is
-        False once the server does not answer; `died` says why its process is gone. The HTTP reply tells nothing of this:
-        it comes at the start, and the stages write one after the other."""
+        """Watch until every rank of `keys` has a complete file, or nothing more can come. `poller` reads counters on
+        the way; `died` says why the server's process is gone. The reply to the request tells nothing of this: it comes
+        at the start, and the stages write one after the other."""
         known: dict[Path, tuple[int, str | None]] = {}
         begin = changed = asked = time.monotonic()
         before: list[tuple[int, str]] = []

@@ -106,7 +106,7 @@ def probe(
     wall: Callable[[], int] = time.time_ns,
 ) -> dict[str, Any]:
     """Round trips to a responder at HOST[:PORT]: the `keep` fastest, and the interval that all of them allow for the
-    remote clock minus the local one. UDP first, TCP where no answer comes. Raises CaptureError where neither answers."""
+    remote clock minus the local one. UDP first, then TCP. Raises CaptureError where neither answers."""
     host, port = _target(target)
     local = socket.gethostname()
     for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):

@@ -32,7 +32,7 @@ _PAIR = re.compile(
 )
 _EMPTY = re.compile(r"(?i)[\"']?(?:none|null|false|true|\*\*\*|[-+]?[\d.]{1,12})?[\"']?")
 
-# Environment variables that explain a server's speed. All others stay out: a list of what to leave out always misses one.
+# Variables that explain a server's speed. All others stay out: a list of what to leave out always misses one.
 _ENVIRONMENT = re.compile(
     r"(?:SGLANG_|SGL_|NCCL_|NVSHMEM_|TORCH_|TORCHINDUCTOR_|PYTORCH_|TRITON_|CUDA_|FLASHINFER_|DEEPEP_|OMP_|GLOO_|VLLM_)\w*"
     r"|CUDAHOSTCXX|PYTHONUNBUFFERED|PYTHONWARNINGS|PYTHONPATH|LD_LIBRARY_PATH"

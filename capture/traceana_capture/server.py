@@ -148,9 +148,9 @@ def wait_ready(
             )
         try:
             health = server.get("/health", timeout_s=5.0)
-            if health.ok:
-                if server.get("/server_info", timeout_s=5.0).ok or server.get("/v1/models", timeout_s=5.0).ok:
-                    return
+            facts = ("/server_info", "/get_server_info", "/v1/models") if health.ok else ()
+            if any(server.get(path, timeout_s=5.0).ok for path in facts):
+                return
             last = f"/health says {health.status}"
         except Unreachable as error:
             last = error.what

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -153,9 +152,8 @@ class Session:
                 "ranks_not_selected", "info", f"--ranks {self.options.ranks}", count=len(info.ranks) - len(keys)
             )
         facts.save_answers(self.server, self.folder / "server")
-        self._say(
-            f"{self.server.url}: {len(info.ranks)} ranks, {info.slots} slots of at most {info.micro_batch_cap or '?'} requests"
-        )
+        cap = info.micro_batch_cap or "?"
+        self._say(f"{self.server.url}: {len(info.ranks)} ranks, {info.slots} slots of at most {cap} requests")
         return info, keys
 
     def _throw_away(self, info: ServerInfo) -> None:
@@ -221,7 +219,9 @@ class Session:
             self.manifest.problem(
                 "traces_not_visible",
                 "error",
-                f"the server was told to write into {profile.request['output_dir']} and no file is visible here ({outcome.ended_by}). If it runs in a container or on another host, name a folder that both see: --server-dir SERVER_PATH:LOCAL_PATH",
+                f"the server was told to write into {profile.request['output_dir']} and no file is visible here "
+                f"({outcome.ended_by}). If it runs in a container or on another host, name a folder that both see: "
+                "--server-dir SERVER_PATH:LOCAL_PATH",
             )
         return outcome
 

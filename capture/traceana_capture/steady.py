@@ -28,7 +28,7 @@ def wait_steady(
     period_s: float = _PAUSE_S,
 ) -> dict[str, Any]:
     """Wait. With a load of its own: until every client has had two answers. With other traffic: until the decode rate
-    of three seconds is even. Returns {steady, seconds, why}; raises CaptureError without traffic or where requests fail."""
+    of three seconds is even. Returns {steady, seconds, why}. Raises CaptureError without traffic or answers."""
     begin = time.monotonic()
     rates: list[float] = []
     last: tuple[float, int] | None = None

@@ -28,14 +28,14 @@ class Known:
 _KNOWN: tuple[Known, ...] = (
     Known(
         "profiler_heap_corruption", "torch", "warning",
-        "libkineto of torch 2.11 corrupts the heap when a finished profiler is freed: the server may crash some time after "
-        "the profile. The throw-away profile is left out, so that it is done only once",
+        "libkineto of torch 2.11 corrupts the heap when a finished profiler is freed: the server may crash some time "
+        "after the profile. The throw-away profile is left out, so that it is done only once",
         first=(2, 11), before=(2, 12),
     ),
     Known(
         "stop_is_serial", "sglang", "info",
-        "each stage exports its trace inside its event loop and the stages behind it wait: expect a stall of seconds after "
-        "the profile; with many ranks, raise --watchdog-timeout",
+        "each stage exports its trace inside its event loop and the stages behind it wait: expect a stall of seconds "
+        "after the profile; with many ranks, raise --watchdog-timeout",
         pipeline_only=True,
     ),
     Known(

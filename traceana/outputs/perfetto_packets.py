@@ -11,7 +11,7 @@ Slices come as a polars frame, one row a slice:
     correlation       Int64, optional; slices of one correlation share a colour; 0 or null means none
     int:KEY           Int64, optional argument KEY; null where the slice lacks it
     bool:KEY          Boolean, likewise
-    text:KEY          Int64, likewise, an id from `PacketSequence.texts`
+    text:KEY          Int64, likewise, an id from `PacketSequence.texts`; 0 or null where the slice lacks it
     flow:KEY          UInt64, optional end of an arrow; equal ids belong together; 0 or null means none
 """
 
@@ -123,24 +123,28 @@ class Interned:
         return number
 
     def column(self, values: pl.Series, change: Callable[[str], str | None] | None = None) -> pl.Series:
-        """Ids of a Categorical or String column as Int64, null where it is null or `change` gives None."""
+        """Ids of a Categorical or String column as Int64; 0 where it is null or `change` gives None."""
+        nulls = values.null_count()
+        if nulls == values.len():
+            return pl.Series(values.name, np.zeros(values.len(), np.int64))
         codes = values.cast(pl.Categorical()).to_physical()
-        known = codes.is_not_null().to_numpy()
-        plain = codes.fill_null(0).to_numpy().astype(np.int64)
-        if not known.any():
-            return pl.Series(values.name, [None] * len(values), dtype=pl.Int64)
+        # Code 0 of the null rows is overwritten below; codes themselves depend on what was read before.
+        plain = (codes.fill_null(0) if nulls else codes).to_numpy().astype(np.int64)
+        known = values.is_not_null().to_numpy() if nulls else None
+        rows = np.arange(len(plain)) if known is None else np.flatnonzero(known)
         first = np.full(int(plain.max()) + 1, -1, np.int64)
-        rows = np.flatnonzero(known)[::-1]
-        first[plain[rows]] = rows
+        first[plain[rows[::-1]]] = rows[::-1]
         used = np.flatnonzero(first >= 0)
-        used = used[np.argsort(first[used])]  # by first row: codes depend on what was read before
+        used = used[np.argsort(first[used])]  # by first row, so that equal columns give equal ids
         texts: list[str] = values.gather(first[used].tolist()).cast(pl.String()).to_list()
         ids = np.zeros(len(first), np.int64)
         for code, text in zip(used.tolist(), texts, strict=True):
             changed = text if change is None else change(text)
             ids[code] = 0 if changed is None else self.id(changed)
-        numbers = np.where(known, ids[plain], 0)
-        return pl.Series(values.name, numbers).replace(0, None)
+        numbers = ids[plain]
+        if known is not None:
+            numbers[~known] = 0
+        return pl.Series(values.name, numbers)
 
     def take(self) -> bytes:
         """The InternedData entries made since the last call."""
@@ -150,12 +154,15 @@ class Interned:
 
 
 def _optional(frame: pl.DataFrame, name: str) -> tuple[I64, Mask | None]:
+    """A column's values with 0 for null, and which rows have one (None: all). An id of 0 is none."""
     column = frame.get_column(name)
-    if column.dtype == pl.UInt64:  # flow ids use the top bits
-        column = column.reinterpret(signed=True)
-    column = column.cast(pl.Int64()).replace(0, None) if name.startswith(("flow:", "correlation")) else column
-    present = column.is_not_null().to_numpy() if column.null_count() else None
-    return column.cast(pl.Int64()).fill_null(0).to_numpy(), present
+    nulls = column.null_count()
+    values = (column.fill_null(0) if nulls else column).to_numpy()
+    values = values.view(np.int64) if values.dtype == np.uint64 else values.astype(np.int64, copy=False)
+    if not name.startswith(("int:", "bool:")):
+        present = values != 0
+        return values, None if present.all() else present
+    return values, column.is_not_null().to_numpy() if nulls else None
 
 
 class PacketSequence:
@@ -195,6 +202,8 @@ class PacketSequence:
         if kind not in ("int", "bool", "text", "flow") or frame.get_column(name).null_count() == frame.height:
             return None
         values, present = _optional(frame, name)
+        if present is not None and not present.any():
+            return None
         if kind == "flow":
             return Part(_varint(47 << 3 | 1), values, 8, fixed=True, present=present)
         width = 1 if kind == "bool" else width_of(values)
@@ -219,9 +228,10 @@ class PacketSequence:
         names = frame.get_column("name").to_numpy()
         parts = [Part(_varint(10 << 3), names, width_of(names))]
         for name, tag in (("category", 3 << 3), ("correlation", 52 << 3)):
-            if name in frame.columns and frame.get_column(name).null_count() < frame.height:
+            if name in frame.columns:
                 values, present = _optional(frame, name)
-                parts.append(Part(_varint(tag), values, width_of(values), present=present))
+                if present is None or present.any():
+                    parts.append(Part(_varint(tag), values, width_of(values), present=present))
         parts += [p for p in (self._argument(frame, c) for c in frame.columns) if p is not None]
         kind = np.where(end > ts, BEGIN, INSTANT).astype(np.uint8)
         self._events(encode(order, kind, ts, end, uuids[lane], parts, self._tail()))

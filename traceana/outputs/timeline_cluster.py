@@ -136,7 +136,7 @@ def _idle(forwards: pl.DataFrame, attribution: pl.DataFrame) -> pl.DataFrame:
 def _bubble_slices(packets: PacketSequence, bubbles: pl.DataFrame) -> pl.DataFrame:
     names = bubbles.get_column("name").str.strip_prefix("bubble: ")
     return bubbles.select(
-        "ts_ns", "end_ns", packets.names.column(names).fill_null(0),
+        "ts_ns", "end_ns", packets.names.column(names),
         pl.lit(packets.categories.id("bubble"), pl.Int64).alias("category"), "correlation",
         pl.col("visit").alias("int:micro_batch"),
     )  # fmt: skip

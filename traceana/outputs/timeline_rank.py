@@ -148,7 +148,7 @@ class _RankWriter:
         """Start, end, interned name and category (one for all rows, or a column of texts), and the columns `keep`."""
 
         def ids(pool: Interned, texts: str | pl.Series) -> pl.Expr | pl.Series:
-            return pl.lit(pool.id(texts), pl.Int64) if isinstance(texts, str) else pool.column(texts).fill_null(0)
+            return pl.lit(pool.id(texts), pl.Int64) if isinstance(texts, str) else pool.column(texts)
 
         return frame.select("ts_ns", "end_ns", *keep).with_columns(
             ids(self._packets.names, name).alias("name"), ids(self._packets.categories, category).alias("category")
@@ -227,10 +227,10 @@ class _RankWriter:
     ) -> pl.DataFrame:
         packets, names = self._packets, device.get_column("name")
         frame = device.select("ts_ns", "end_ns", "device", "stream").with_columns(
-            packets.names.column(names, short_kernel_name).fill_null(0),
-            packets.categories.column(names, lambda n: kernel_class.get(n, "memory" if n[:3] == "Mem" else "kernel"))
-            .fill_null(0)
-            .alias("category"),
+            packets.names.column(names, short_kernel_name),
+            packets.categories.column(
+                names, lambda n: kernel_class.get(n, "memory" if n[:3] == "Mem" else "kernel")
+            ).alias("category"),
         )
         peer = (
             pl.when(pl.col("dst_rank").is_not_null())
@@ -239,7 +239,7 @@ class _RankWriter:
             .then(pl.format("recv ← {}", self._peer("src_rank")))
         )
         titles = packets.names.column(device.select(peer.alias("name")).get_column("name"))
-        frame = frame.with_columns(pl.coalesce(titles, pl.col("name")).alias("name"))
+        frame = frame.with_columns(pl.when(titles > 0).then(titles).otherwise(pl.col("name")).alias("name"))
         if self._args == "none":
             return frame
         full = self._args == "full"
@@ -358,7 +358,7 @@ def micro_batch_slices(packets: PacketSequence, forwards: pl.DataFrame) -> pl.Da
         + pl.format(" bs={}", "batch_size").fill_null("")
         + tokens.fill_null("")
     )
-    ids = packets.names.column(forwards.select(name.alias("name")).get_column("name")).fill_null(0)
+    ids = packets.names.column(forwards.select(name.alias("name")).get_column("name"))
     return forwards.select(
         "ts_ns", "end_ns", ids, pl.lit(packets.categories.id("micro-batch"), pl.Int64).alias("category"),
         (pl.col("visit") + 1).alias("correlation"),

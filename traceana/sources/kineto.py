@@ -13,7 +13,8 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = ["MergedTrace", "RawTrace", "is_kineto", "read_kineto"]
 
 _SNIFF = 4 << 20
 _MERGED_PID = re.compile(rb'"pid"\s*:\s*"\[([A-Z]+\d+(?:-[A-Z]+\d+)*)\] ')
+_TRACE_NAME = re.compile(r"\.trace\.json(?:\.gz)?$|rank[-_]?\d+[^/]*\.json(?:\.gz)?$", re.IGNORECASE)
 _AHEAD = 4  # chunks in flight where a pool parses them
 _KNOWN = (
     "schemaVersion",
@@ -70,13 +72,30 @@ class RawTrace:
 
 
 def is_kineto(path: Path, limits: Limits | None = None) -> bool:
-    """Whether `path` holds a list of events, by content: `traceEvents`, or a list whose objects have a `ph`."""
-    limits = limits or Limits()
-    sniffed = Limits(limits.text_bytes, limits.ratio, limits.ratio_from_bytes, header_bytes=_SNIFF)
+    """Whether `path` holds a list of events, by content: `traceEvents`, or a list whose objects have a `ph`. True also
+    for a file that is named like a trace and damaged before its events: reading it says what is wrong."""
+    sniffed = replace(limits or Limits(), header_bytes=_SNIFF)
+    lost: list[Lost] = []
+    named = _TRACE_NAME.search(path.name) is not None
     try:
-        return Cutter(text_blocks(path, [], sniffed, 1 << 16), sniffed).read_head() is not None
+        if Cutter(text_blocks(path, lost, sniffed, 1 << 16), sniffed).read_head() is not None:
+            return True
+        return named and (bool(lost) or not _is_json(path, sniffed))
     except SourceError:
+        return named
+
+
+def _is_json(path: Path, limits: Limits) -> bool:
+    text = b""
+    for block in text_blocks(path, [], limits):
+        text += block
+        if len(text) > limits.header_bytes:
+            return True  # too large to say; not one of ours in any case
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
         return False
+    return True
 
 
 def read_kineto(
@@ -143,7 +162,7 @@ def _in_flight(chunks: Iterator[Chunk], pool: Executor | None, tolerant: bool) -
     """Every chunk with what gives its events by the fast path, or raises NotPlain; a few ahead where a pool works."""
     if pool is None or tolerant:
         for chunk in chunks:
-            yield chunk, (_refuse if tolerant else lambda chunk=chunk: _fast(chunk))
+            yield chunk, (_refuse if tolerant else partial(_fast, chunk))
         return
     waiting: deque[tuple[Chunk, Future[Events]]] = deque()
     for chunk in chunks:

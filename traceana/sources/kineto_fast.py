@@ -57,10 +57,12 @@ def _word(text: bytes) -> np.uint64:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A literal to look for: its eight-byte words with their masks, and its length."""
+    """A literal to look for: its eight-byte words with their offsets and masks; its first four bytes, and whether it
+    is `longer` than those."""
 
     words: tuple[tuple[int, np.uint64, np.uint64], ...]
     head: np.uint32
+    longer: bool
 
     @classmethod
     def of(cls, literal: bytes) -> _Text:
@@ -68,6 +70,7 @@ class _Text:
         return cls(
             tuple((i, _mask(len(part)), _word(part)) for i, part in parts),
             np.uint32(int.from_bytes(literal[:4], "little")),
+            len(literal) > 4,
         )
 
     def at(self, words: Words, positions: Positions) -> Bools:
@@ -248,7 +251,7 @@ def _find(index: _Index, literal: _Text, slow: Bools, *, inside: bool) -> Positi
     Events that hold it twice become slow."""
     tokens = index.keys[index.heads == literal.head]
     at = index.opens[tokens]
-    if len(literal.words) > 1 or int(literal.words[0][1]) > 0xFFFFFFFF:
+    if literal.longer:
         real = literal.at(index.words, at)
         tokens, at = tokens[real], at[real]
     n = index.starts.size

@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from isal import isal_zlib
 
@@ -19,6 +19,7 @@ from traceana.sources.limits import Limits
 __all__ = ["BLOCK", "text_blocks"]
 
 BLOCK = 1 << 19
+_DAMAGED = cast("type[Exception]", isal_zlib.error)
 _READ = 1 << 16
 _GZ = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
@@ -86,7 +87,7 @@ def _gunzip(file: BinaryIO, lost: list[Lost], size: int) -> Iterator[bytes]:
             data = rest or file.read(_READ)
             try:
                 block = engine.decompress(data, size)
-            except isal_zlib.error:
+            except _DAMAGED:
                 yield from _salvage(file, start, given, lost, size)
                 return
             if not data and not block and not engine.eof:

@@ -41,7 +41,7 @@ _SPACE = re.compile(r"[\s]*")
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _TRAILING_COMMA = re.compile(r",(?=\s*[}\]])")
 _C_FLOAT = re.compile(r'("\s*:\s*)[-+]?(?:nan(?:\([^)]*\))?|inf(?:inity)?|1\.#(?:INF|QNAN|IND))\b', re.IGNORECASE)
-_NAME = re.compile(r'("name"\s*:\s*")(.*)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|id|s)"\s*:)', re.DOTALL)
+_NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|id|s)"\s*:)', re.DOTALL)
 _STREAM = re.compile(r"\s*stream\s+(\d+)\s*")
 
 
@@ -164,7 +164,8 @@ class EventReader:
 
     def _decode(self, text: str) -> object | None:
         try:
-            return self.decoder.decode(text)
+            found: object = self.decoder.decode(text)
+            return found
         except (ValueError, RecursionError):
             return None
 
@@ -206,7 +207,9 @@ def parse_tolerant(
             if end < 0:
                 if not final and size - here <= MAX_EVENT:
                     return start + here, False
-                reader.lose("trace_truncated", offset + start + here, offset + stop, note=_context(text[here:]))
+                reader.lose(
+                    "trace_truncated", offset + start + here, offset + stop, note="the text ends inside an event"
+                )
                 return stop, False
             if text[here] != "{" or not reader.text(buffer[start + here : start + end], offset + start + here):
                 reader.lose("event_broken", offset + start + here, offset + start + end, note=_context(text[here:end]))

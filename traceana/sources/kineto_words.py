@@ -6,7 +6,7 @@ reach at least `SLACK` bytes past every position asked for.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -111,7 +111,8 @@ def categorical(buffer: bytes, words: Words, start: Positions, stop: Positions) 
     views[short, 1] = first.astype(np.uint32)
     views[short, 2] = (first >> _U(32)).astype(np.uint32)
     views[short, 3] = (words[start[short] + 8] & _MASK[np.clip(n - 8, 0, 4)]).astype(np.uint32)
-    buffers: list[Any] = [None, pa.py_buffer(views), pa.py_buffer(buffer)]
+    text: Any = buffer
+    buffers: list[Any] = [None, pa.py_buffer(cast(Any, views)), pa.py_buffer(text)]
     array = pa.Array.from_buffers(pa.string_view(), start.size, buffers)
     series = pl.from_arrow(array)
     assert isinstance(series, pl.Series)

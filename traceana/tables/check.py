@@ -69,7 +69,8 @@ def _outside(ts: Ints, dur: Ints, kind: npt.NDArray[np.uint8], keep: Bools) -> B
         return np.zeros(ts.size, dtype=np.bool_)
     first, last = int(ts[host].min()), int((ts[host] + dur[host]).max())
     room = last - first + SECOND
-    return ((kind <= MEMSET) | (kind == GPU_ANNOTATION)) & ((ts < first - room) | (ts > last + room))
+    outside: Bools = ((kind <= MEMSET) | (kind == GPU_ANNOTATION)) & ((ts < first - room) | (ts > last + room))
+    return outside
 
 
 def _endless(events: Events, keep: Bools) -> Bools:
@@ -85,7 +86,8 @@ def _endless(events: Events, keep: Bools) -> Bools:
     if not suspect.any() or not rest.any():
         return np.zeros(ts.size, dtype=np.bool_)
     first, last = int(ts[rest].min()), int((ts[rest] + dur[rest]).max())
-    return suspect & (ts + dur > last + max(last - first, SECOND))
+    endless: Bools = suspect & (ts + dur > last + max(last - first, SECOND))
+    return endless
 
 
 def _covering(events: Events, rows_of: Bools) -> Bools:
@@ -125,8 +127,7 @@ def check_links(device: pl.DataFrame, calls: pl.DataFrame, rank: int) -> list[Lo
     early = launched.join(first_call, on="correlation").select((pl.col("call_ns") - pl.col("ts_ns")).alias("early"))
     early = early.filter(pl.col("early") > 0)
     if early.height:
-        most = early.get_column("early").max()
-        detail = f"the GPU's clock runs ahead of the CPU's by up to {most} ns"
+        detail = f"the GPU's clock runs ahead of the CPU's by up to {early.get_column('early').to_numpy().max()} ns"
         losses.append(loss("kernel_before_launch", "warning", early.height, detail, rank))
     return losses
 
@@ -140,7 +141,8 @@ def _check_device(device: pl.DataFrame, rank: int) -> list[Loss]:
     before = pl.col("end_ns").cum_max().shift(1).over("device", "stream")
     overlap = device.select((before - pl.col("ts_ns")).alias("by")).filter(pl.col("by") > 0)
     if overlap.height:
-        detail = f"activities that start before an earlier one of their stream ends, by up to {overlap['by'].max()} ns"
+        most = overlap.get_column("by").to_numpy().max()
+        detail = f"activities that start before an earlier one of their stream ends, by up to {most} ns"
         losses.append(loss("overlap_on_stream", "info", overlap.height, detail, rank))
     return losses
 

@@ -183,10 +183,11 @@ def _exports(listing: Listing, ranks: Sequence[int] | None, losses: list[Loss]) 
             where=str(listing.root),
             hint="give a folder with torch.profiler traces (*.json, *.json.gz) or an nsys export (*.sqlite)",
         )
-    if len(listing.exports) > 1:
+    export, *others = listing.exports
+    if others:
         names = ", ".join(path.name for path in listing.exports[:8])
         raise SourceError(f"several nsys exports: {names}", where=str(listing.root), hint="give one of them")
-    tables = sorted(read_nsys(listing.exports[0]), key=lambda t: t.info.rank)
+    tables = sorted(read_nsys(export), key=lambda t: t.info.rank)
     server, samples, more = _beside(listing)
     all_losses = pl.concat([losses_frame(losses), more])
     return CaptureTables(listing.root, _asked(tables, ranks, listing), server, samples, None, all_losses)

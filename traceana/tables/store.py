@@ -21,6 +21,7 @@ from typing import Any
 import polars as pl
 
 from traceana import __version__, schema
+from traceana.errors import SchemaError
 from traceana.tables.capture import ProcessGroup, RankTables
 from traceana.tables.identity import Claim
 
@@ -71,7 +72,7 @@ def load(key: str) -> tuple[RankTables, Claim] | None:
             tables[name] = table.frame(pl.read_parquet(place / f"{name}.parquet", glob=False, hive_partitioning=False))
             if tables[name].height != facts["rows"][name]:
                 return None
-    except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError, schema.SchemaError):
+    except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError, SchemaError):
         return None
     with contextlib.suppress(OSError):
         os.utime(place)  # so that what is used can be told from what is not
@@ -113,5 +114,13 @@ def _claim(facts: Mapping[str, Any]) -> Claim:
         ProcessGroup(str(g["name"]), str(g["desc"]), str(g["backend"]), tuple(int(r) for r in g["ranks"]))
         for g in facts["groups"]
     )
-    versions = {str(k): str(v) for k, v in facts["versions"].items()}
-    return Claim(**{**facts, "groups": groups, "versions": versions})
+    return Claim(
+        rank=facts["rank"],
+        world_size=facts["world_size"],
+        pid=facts["pid"],
+        device=facts["device"],
+        process_name=facts["process_name"],
+        base_time_ns=int(facts["base_time_ns"]),
+        groups=groups,
+        versions={str(k): str(v) for k, v in facts["versions"].items()},
+    )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -219,12 +221,43 @@ def test_zone_of_the_log(tmp_path: Path) -> None:
     paths = write(tmp_path, {"server.log": untold})
     assert facts_of(*paths)["log_clock"]["utc_offset_ns"] is None
     assert losses_of(*paths)["log_zone_unknown"] == 1
-    # half past the hour: what the client saw tells it
-    half = (DATA / "A" / "server.log").read_text().replace("2026-11-29 16:", "2026-11-29 21:")
-    half = half.replace(":29:", ":59:").replace("profile id: 1795969813.5867767", "profile id: mine")
-    requests = (DATA / "A" / "client_requests.json").read_text()
-    facts = facts_of(*write(tmp_path, {"server.log": half, "client.json": requests}))
-    assert facts["log_clock"]["utc_offset_source"] in ("client requests", None)
+
+
+@pytest.mark.parametrize(
+    ("beside", "source"), [("v1_loads.json", "/v1/loads"), ("client_requests.json", "client requests")]
+)
+def test_zone_of_the_log_without_a_profile(tmp_path: Path, beside: str, source: str) -> None:
+    def later(match: re.Match[str]) -> str:
+        return (datetime.fromisoformat(match[0]) + timedelta(hours=5, minutes=30)).isoformat(" ")
+
+    log = (DATA / "A" / "server.log").read_text().replace("profile id: 17", "profile id: mine")
+    moved = re.sub(r"2026-11-29 \d\d:\d\d:\d\d", later, log)
+    facts = facts_of(DATA / "A" / beside, *write(tmp_path, {"server.log": moved}))
+    clock = facts["log_clock"]
+    assert (clock["utc_offset_ns"], clock["utc_offset_source"]) == (19800 * 10**9, source)
+    assert facts["profile"]["runs"][0]["started_ns"] == 1795969813 * 10**9
+
+
+def test_what_the_capture_recorded(tmp_path: Path) -> None:
+    manifest = {
+        "schema_version": 1,
+        "ranks": [{"rank": r, "pid": 70 + r, "gpu": 1 - r, "host": "h"} for r in (0, 1)],
+        "server": {"environment": {"SGLANG_PP_LAYER_PARTITION": "16,48"}},
+        "command": ["python", "-m", "sglang.launch_server", "--pp-size", "2"],
+        "windows": [
+            {"name": f"steady_{i}", "start_ns": 0, "end_ns": 10**9 * i, "decode_tokens": 100 * i} for i in (1, 3)
+        ],
+        "throughput": {"disturbance": 0.96},
+    }
+    facts, samples, _ = read_server([DATA / "A" / "gpu_samples.csv", *write(tmp_path, {"m.json": manifest})])
+    assert facts is not None
+    told: Any = facts.facts
+    assert (told["layers_by_rank"], told["hosts"]) == ([16, 48], ["h"])
+    assert (told["throughput"]["decode"], told["throughput"]["prefill"]) == (100.0, None)
+    assert told["throughput"]["counter_source"] == "2 windows that the recorder counted"
+    assert told["throughput"]["profile_cost"] == {"disturbance": 0.96}
+    assert told["pid_by_rank"] == [{"rank": 0, "pid": 70}, {"rank": 1, "pid": 71}]
+    assert samples.select("gpu", "rank").unique().sort("gpu").rows() == [(0, 1), (1, 0)]
 
 
 def test_log_that_begins_inside_a_profile(tmp_path: Path) -> None:

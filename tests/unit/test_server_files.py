@@ -173,14 +173,22 @@ def test_requests_of_several_tools() -> None:
 def test_recordings_and_launches() -> None:
     manifest = {
         "schema_version": 1,
-        "ranks": [{"rank": 0, "host": "b"}, {"rank": 1, "host": "a"}, 5],
-        "command": ["x", "--y"],
-        "steady": {"start_ns": 5, "end_ns": 9},
+        "ranks": [{"rank": 0, "host": "b", "gpu": 4, "pid": 70}, {"rank": 1, "host": "a", "gpu": None}, 5],
+        "command": ["x", "--y", "a b"],
+        "steady_window": {"start_ns": 5, "end_ns": 9},
+        "windows": [
+            {"name": "steady_1", "start_ns": 1, "end_ns": 4, "decode_tokens": 30, "prefill_tokens": 3},
+            {"name": "after", "start_ns": 9, "end_ns": 20, "decode_tokens": 1},
+        ],
         "versions": {"sglang": "1"},
+        "problems": [{"name": "rank_missing", "severity": "error", "rank": 1, "count": 2, "detail": "d"}, {"name": 1}],
     }
     recording, losses = read_recording(Sidecar("manifest", Path("manifest.json"), "", manifest))
-    assert losses == []
-    assert (recording.steady_ns, recording.command, recording.hosts) == ((5, 9), "x --y", ("a", "b"))
+    assert losses == [
+        {"name": "rank_missing", "severity": "error", "rank": 1, "count": 2, "detail": "while capturing: d"}
+    ]
+    assert (recording.steady_ns, recording.command, recording.hosts) == ((5, 9), "x --y 'a b'", ("a", "b"))
+    assert (recording.gpus, recording.pids, recording.windows) == ({0: 4}, {0: 70}, ((3, 30, 3),))
     document = {"windows": {"steady": {"start": 9, "end": 1}}}
     recording, losses = read_recording(Sidecar("windows", Path("r.json"), "", document))
     assert recording.steady_ns is None

@@ -52,7 +52,7 @@ def _request(row: object) -> dict[str, object] | None:
     if start is None or end is None or end < start:
         return None
     status = fields.get("status")
-    failed = bool(fields.get("err") or fields.get("error")) or fields.get("success") is False
+    failed = bool(fields.get("err") or fields.get("error")) or False in (fields.get("success"), fields.get("ok"))
     return {
         "start_ns": start,
         "end_ns": end,

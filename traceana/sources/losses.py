@@ -9,10 +9,11 @@ import polars as pl
 
 from traceana import schema
 
-__all__ = ["Loss", "Severity", "loss", "losses_frame"]
+__all__ = ["SEVERITIES", "Loss", "Severity", "loss", "losses_frame"]
 
 Loss = dict[str, object]
 Severity = Literal["info", "warning", "error"]
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
 
 
 def loss(name: str, severity: Severity, count: int, detail: str, rank: int | None = None) -> Loss:

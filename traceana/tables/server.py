@@ -109,11 +109,14 @@ def _facts(kinds: Mapping[str, list[Sidecar]], losses: list[Loss]) -> tuple[Serv
     losses += lost
     runs = profile_runs(logs, offset)
     starts = [t for run in runs if isinstance(t := run["started_ns"], int)]
-    facts["throughput"] = throughput(decode, prefill, metrics, interval)
+    rates = throughput(decode, prefill, metrics, interval, recording.windows if recording else ())
+    facts["throughput"] = {**rates, "profile_cost": recording.cost if recording else None}
     facts["profile"] = {"runs": runs, "request": recording.profile_request if recording else None} if runs else None
     facts["clients"] = clients(requests, recording.steady_ns if recording else None, min(starts, default=None))
     facts["steady_window_ns"] = list(recording.steady_ns) if recording and recording.steady_ns else None
     facts["pid_by_rank"] = _pids(metrics, seen)
+    if recording and recording.pids:
+        facts["pid_by_rank"] = [{"rank": rank, "pid": pid} for rank, pid in sorted(recording.pids.items())]
     if missing := unknown(facts):
         losses.append(loss("server_fact_unknown", "info", len(missing), ", ".join(missing)))
     return ServerFacts(
@@ -149,7 +152,7 @@ def _launch(sidecars: Sequence[Sidecar], recording: Recording | None) -> Launch 
         return read_launch(sidecar)
     if recording and recording.command:
         env, command = split_command(recording.command)
-        return Launch(command, env, recording.source)
+        return Launch(command, {**recording.env, **env}, recording.source)
     return None
 
 

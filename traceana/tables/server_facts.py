@@ -246,7 +246,10 @@ def _command(seen: Evidence) -> str | None:
 
 
 def gpu_of_rank(seen: Evidence) -> dict[int, int] | None:
-    """NVML index of every rank's GPU on one host, as SGLang hands them out; None where it cannot be known."""
+    """NVML index of every rank's GPU: as the recorder saw it, else as SGLang hands them out on one host; None where it
+    cannot be known."""
+    if seen.recording and seen.recording.gpus and len(seen.recording.hosts) <= 1:
+        return dict(seen.recording.gpus)
     pp, tp = seen.integer("pp_size"), seen.integer("tp_size")
     base, step = seen.integer("base_gpu_id"), seen.integer("gpu_id_step")
     if pp is None or tp is None or base is None or step is None or seen.integer("nnodes") != 1 or pp * tp > 4096:

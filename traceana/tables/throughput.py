@@ -8,6 +8,7 @@ from typing import NamedTuple
 import polars as pl
 
 from traceana.sources.losses import Loss, loss
+from traceana.sources.manifest import Window
 from traceana.sources.metrics import counter
 from traceana.sources.server_log import ServerLog
 from traceana.sources.sidecar import SECOND
@@ -66,13 +67,18 @@ def _time_of_dump(dump: pl.DataFrame, logs: Sequence[ServerLog], offset_ns: int)
 
 
 def throughput(
-    decode: pl.DataFrame, prefill: pl.DataFrame, metrics: pl.DataFrame, interval: Interval | None
+    decode: pl.DataFrame,
+    prefill: pl.DataFrame,
+    metrics: pl.DataFrame,
+    interval: Interval | None,
+    windows: Sequence[Window] = (),
 ) -> dict[str, object]:
     """The report's `throughput`, in tokens per second of the whole server.
 
     `decode` is the mean of the first stage's `gen throughput` lines without a prefill since the line before and before
     any profile (they cover all micro-batches). `decode_counter` is the rise of the token counter, prefills between
-    included. Where a capture lacks one, the other stands in and `source` says so.
+    included: over `windows`, the recorder's own, else over `interval`. Where a capture lacks one, the other stands in
+    and `source` says so.
     """
     lines = first_stage(decode)
     pure = lines.filter(pl.col("pure"), pl.col("phase") == "before") if lines.height else lines
@@ -81,8 +87,11 @@ def throughput(
         pure = lines.filter(pl.col("pure"), pl.col("phase") == "after")
         source = "log: decode lines outside the profiles without a prefill between"
     rate = _over_replicas(pure)
-    counted = _rate(metrics, interval, "decode")
-    computed = _rate(metrics, interval, "prefill_compute")
+    counted, computed = _rate(metrics, interval, "decode"), _rate(metrics, interval, "prefill_compute")
+    counter_source = interval.source if interval and counted is not None else None
+    if (over := _over_windows([(w.ns, w.decode_tokens) for w in windows])) is not None:
+        counted, computed = over, _over_windows([(w.ns, w.prefill_tokens) for w in windows])
+        counter_source = f"{len(windows)} windows that the recorder counted"
     if rate is None and counted is not None:
         rate, source = counted, "metrics: decode tokens between two dumps, prefills between included"
     if rate is None and lines.height:
@@ -102,7 +111,7 @@ def throughput(
         "decode_spread": _spread(pure),
         "decode_values": values if 0 < len(values) <= _MOST_VALUES else None,
         "decode_counter": counted,
-        "counter_source": interval.source if interval and counted is not None else None,
+        "counter_source": counter_source,
         "decode_profiled": _over_replicas(disturbed),
         "decode_profiled_lines": disturbed.height,
     }
@@ -144,6 +153,13 @@ def _rate(metrics: pl.DataFrame, interval: Interval | None, mode: str) -> float 
     if ends[0] is None or ends[1] is None or ends[1] < ends[0]:
         return None
     return (ends[1] - ends[0]) * SECOND / interval.ns
+
+
+def _over_windows(counts: Sequence[tuple[int, int | None]]) -> float | None:
+    """Tokens over time of all windows together; None where one was not counted."""
+    tokens = [t for _, t in counts if t is not None]
+    ns = sum(n for n, _ in counts)
+    return sum(tokens) * SECOND / ns if tokens and len(tokens) == len(counts) and ns > 0 else None
 
 
 def _logged_prefill(lines: pl.DataFrame) -> float | None:

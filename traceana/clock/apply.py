@@ -1,0 +1,102 @@
+"""Move tables from each rank's own clock to trace time: the clock of the reference rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+
+from traceana.clock.model import ClockModel, Correction
+from traceana.matching.match import Matched
+from traceana.tables import RankTables
+
+__all__ = ["apply_clock", "apply_to_matched", "shift_controls", "shift_messages", "shift_rows"]
+
+
+def _moved(series: pl.Series, by: Correction) -> pl.Series:
+    if series.null_count():
+        known = series.is_not_null()
+        values = series.fill_null(0).to_numpy()
+        moved = pl.Series(series.name, values - by.offset(values), dtype=pl.Int64)
+        return moved.to_frame().select(pl.when(known).then(pl.col(series.name)).alias(series.name)).to_series()
+    values = series.to_numpy()
+    return pl.Series(series.name, values - by.offset(values), dtype=pl.Int64)
+
+
+def apply_clock(rank: RankTables, model: ClockModel) -> RankTables:
+    """The tables of `rank` on trace time (integer ns). Order is kept; durations too, unless the clock drifts."""
+    me = rank.info.rank
+    cpu, gpu = model.cpu[me], model.gpu[me]
+
+    def both(frame: pl.DataFrame, by: Correction) -> pl.DataFrame:
+        return frame.with_columns(_moved(frame.get_column(c), by) for c in ("ts_ns", "end_ns"))
+
+    return replace(
+        rank,
+        device=both(rank.device, gpu),
+        gpu_annotations=both(rank.gpu_annotations, gpu),
+        calls=both(rank.calls, cpu),
+        annotations=both(rank.annotations, cpu),
+        ops=both(rank.ops, cpu),
+        overheads=both(rank.overheads, cpu),
+    )
+
+
+def shift_rows(
+    frame: pl.DataFrame, rank_column: str, columns: Sequence[str], clocks: Mapping[int, Correction]
+) -> pl.DataFrame:
+    """`columns` of every row moved by the clock of the rank in `rank_column` (`model.cpu` or `model.gpu`)."""
+    if frame.height == 0:
+        return frame
+    rank = frame.get_column(rank_column).to_numpy()
+    order = np.argsort(rank, kind="stable")
+    starts = np.flatnonzero(np.concatenate(([True], np.diff(rank[order]) != 0)))
+    out: list[pl.Series] = []
+    for name in columns:
+        series = frame.get_column(name)
+        values = series.fill_null(0).to_numpy().copy()
+        for lo, hi in zip(starts.tolist(), [*starts[1:].tolist(), rank.size], strict=True):
+            rows = order[lo:hi]
+            values[rows] -= clocks[int(rank[rows[0]])].offset(values[rows])
+        moved = pl.Series(name, values, dtype=pl.Int64)
+        if series.null_count():
+            moved = moved.to_frame().select(pl.when(series.is_not_null()).then(pl.col(name)).alias(name)).to_series()
+        out.append(moved)
+    return frame.with_columns(out)
+
+
+def shift_messages(messages: pl.DataFrame, model: ClockModel) -> pl.DataFrame:
+    """MESSAGES on trace time."""
+    sent = shift_rows(messages, "src", ["send_ts_ns", "send_end_ns"], model.gpu)
+    return shift_rows(sent, "dst", ["recv_ts_ns", "recv_end_ns"], model.gpu)
+
+
+def shift_controls(controls: pl.DataFrame, model: ClockModel) -> pl.DataFrame:
+    """CONTROLS on trace time."""
+    sent = shift_rows(controls, "src", ["send_ts_ns", "send_end_ns"], model.cpu)
+    return shift_rows(sent, "dst", ["recv_ts_ns", "recv_end_ns"], model.cpu)
+
+
+def apply_to_matched(
+    matched: Matched, collectives: pl.DataFrame, model: ClockModel
+) -> tuple[Matched, pl.DataFrame]:
+    """What was matched on the ranks' own clocks, and COLLECTIVES, on trace time."""
+
+    def own(frame: pl.DataFrame, columns: Sequence[str], by: Correction) -> pl.DataFrame:
+        return frame.with_columns(_moved(frame.get_column(c), by) for c in columns if c in frame.columns)
+
+    visits = {
+        r: own(f, ("ts_ns", "end_ns", "run_ts_ns", "run_end_ns"), model.cpu[r]) for r, f in matched.visits.items()
+    }
+    calls = {r: own(f, ("call_ts_ns", "call_end_ns"), model.cpu[r]) for r, f in matched.launches.items()}
+    moved = replace(
+        matched,
+        visits=visits,
+        launches=calls,
+        messages=shift_messages(matched.messages, model),
+        controls=shift_controls(matched.controls, model),
+        unmatched=shift_rows(matched.unmatched, "rank", ["ts_ns", "end_ns"], model.gpu),
+    )
+    return moved, shift_rows(collectives, "rank", ["ts_ns", "end_ns"], model.gpu)

@@ -96,9 +96,9 @@ def write_cluster(
     )
     if frames.window is not None:
         uuid = next(uuids)
-        packets.describe(
-            track(uuid, "Window", parent=top, rank=0, description="The stretch that all figures are about")
-        )
+        # `traceana.outputs.open_ui.window_of` reads this back.
+        about = f"The stretch that all figures are about: {frames.window[0]}..{frames.window[1]} ns"
+        packets.describe(track(uuid, "Window", parent=top, rank=0, description=about))
         slices = pl.DataFrame(
             {
                 "ts_ns": [frames.window[0]],

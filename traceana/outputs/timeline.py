@@ -19,7 +19,7 @@ from isal import igzip_threaded
 from traceana import schema
 from traceana.outputs.files import new_file
 from traceana.outputs.perfetto_packets import PacketSequence
-from traceana.outputs.timeline_cluster import ClusterFrames, in_flight_steps, write_cluster
+from traceana.outputs.timeline_cluster import ClusterFrames, write_cluster
 from traceana.outputs.timeline_links import link_chains, link_forwards, link_messages
 from traceana.outputs.timeline_rank import Args, RankFrames, RankLabels, attribution_slices, write_rank
 from traceana.tables.capture import CaptureTables, RankInfo
@@ -55,6 +55,7 @@ def write_timeline(
     window: tuple[int, int] | None = None,
     chains: pl.DataFrame | None = None,
     in_flight: pl.DataFrame | None = None,
+    stages_busy: pl.DataFrame | None = None,
     stages: Mapping[int, int] | None = None,
     args: Args = "key",
 ) -> TimelineStats:
@@ -62,10 +63,9 @@ def write_timeline(
 
     All frames follow `traceana.schema`, are on trace time, and may be empty. `kernel_class` gives the class of a kernel
     name. `window` (ns, trace time) is the stretch that the figures are about. `chains` are rows of ATTRIBUTION whose
-    cause is to be shown by an arrow. `in_flight` (ts_ns, count) are the steps of micro-batches in flight, worked out
-    from forwards and messages where it is None. `stages` is the pipeline stage of each rank where its identity does not
-    tell. `args` says what kernels, calls and ops carry: nothing, what is needed to follow them, or all that the tables
-    hold.
+    cause is to be shown by an arrow. `in_flight` and `stages_busy` are steps (ts_ns, count), drawn as counters.
+    `stages` is the pipeline stage of each rank where its identity does not tell. `args` says what kernels, calls and
+    ops carry: nothing, what is needed to follow them, or all that the tables hold.
 
     A file appears whole or not at all. Raises OutputError where it cannot be written.
     """
@@ -73,8 +73,6 @@ def write_timeline(
     stage = {i.rank: s for i in infos if (s := (stages or {}).get(i.rank, i.pp_rank)) is not None}
     name = _names(infos, stage)
     span = _span(capture, window)
-    if in_flight is None:
-        in_flight = in_flight_steps(forwards, visits, messages, stage, span)
     slices = attribution_slices(states, attribution, name)
     if chains is not None:
         slices = link_chains(chains, slices)
@@ -85,7 +83,7 @@ def write_timeline(
     def sequences(write: Write) -> Iterator[PacketSequence]:
         top = PacketSequence(write, 1)
         write_cluster(
-            top, ClusterFrames(forwards, slices, states, capture.gpu_samples, in_flight, span, window), infos, name
+            top, ClusterFrames(forwards, slices, capture.gpu_samples, in_flight, stages_busy, span, window), infos, name
         )
         yield top
         for tables in capture.ranks:

@@ -11,7 +11,7 @@ from traceana.outputs.perfetto_packets import PacketSequence, counter_track, roo
 from traceana.outputs.timeline_rank import micro_batch_slices
 from traceana.tables.capture import RankInfo
 
-__all__ = ["ClusterFrames", "in_flight_steps", "write_cluster"]
+__all__ = ["ClusterFrames", "write_cluster"]
 
 _MARGIN_NS = 1_000_000_000  # samples of the boards this far outside the window are shown
 _GAUGES = (
@@ -24,64 +24,16 @@ _GAUGES = (
 
 @dataclass(frozen=True, slots=True)
 class ClusterFrames:
-    """What the views across ranks show; frames as in `traceana.schema`, `in_flight` as in `in_flight_steps`,
-    `attribution` from `attribution_slices`."""
+    """What the views across ranks show. Frames follow `traceana.schema`, `attribution` is from `attribution_slices`,
+    and `in_flight` and `stages_busy` are steps (ts_ns, count)."""
 
     forwards: pl.DataFrame
     attribution: pl.DataFrame
-    states: pl.DataFrame
     gpu_samples: pl.DataFrame
-    in_flight: pl.DataFrame
+    in_flight: pl.DataFrame | None
+    stages_busy: pl.DataFrame | None
     span: tuple[int, int]
     window: tuple[int, int] | None
-
-
-def in_flight_steps(
-    forwards: pl.DataFrame,
-    visits: pl.DataFrame,
-    messages: pl.DataFrame,
-    stages: Mapping[int, int],
-    span: tuple[int, int],
-) -> pl.DataFrame:
-    """Micro-batches in flight as steps (ts_ns, count): those whose forward on the first stage has started and whose
-    tokens the first stage has not taken again. Empty where there is no pipeline or the slots are unknown.
-
-    The tokens are taken by the last token message that reaches the first stage before it visits the slot again, at the
-    latest by that visit.
-    """
-    empty = pl.DataFrame(schema={"ts_ns": pl.Int64, "count": pl.Int64})
-    first = [rank for rank, stage in stages.items() if stage == 0]
-    highest = visits.filter(pl.col("rank").is_in(first)).get_column("slot").max() if visits.height else None
-    if max(stages.values(), default=0) == 0 or not isinstance(highest, int):
-        return empty
-    begun = forwards.filter(pl.col("rank").is_in(first)).unique(["rank", "visit"], keep="first", maintain_order=True)
-    again = visits.select("rank", (pl.col("visit") - (highest + 1)).alias("visit"), pl.col("ts_ns").alias("again_ns"))
-    taken = (
-        messages.filter(pl.col("kind") == "output")
-        .select(pl.col("dst").alias("rank"), pl.col("recv_end_ns").alias("taken_ns"))
-        .sort("taken_ns")
-    )
-    begun = (
-        begun.select("rank", "visit", "ts_ns")
-        .join(again, on=["rank", "visit"], how="left")
-        .with_columns(pl.col("again_ns").fill_null(span[1]))
-        .sort("again_ns")
-        .join_asof(taken, left_on="again_ns", right_on="taken_ns", by="rank", check_sortedness=False)
-    )
-    stop = pl.when(pl.col("taken_ns") > pl.col("ts_ns")).then(pl.col("taken_ns")).otherwise(pl.col("again_ns"))
-    return _steps(begun.select("ts_ns", stop.alias("end_ns")))
-
-
-def _steps(spans: pl.DataFrame) -> pl.DataFrame:
-    """How many of the spans are open, as steps (ts_ns, count), one where it changes."""
-    edges = pl.concat(
-        [
-            spans.select("ts_ns", pl.lit(1, pl.Int64).alias("change")),
-            spans.select(pl.col("end_ns").alias("ts_ns"), pl.lit(-1, pl.Int64).alias("change")),
-        ]
-    )
-    steps = edges.group_by("ts_ns").agg(pl.col("change").sum()).filter(pl.col("change") != 0).sort("ts_ns")
-    return steps.select("ts_ns", pl.col("change").cum_sum().alias("count"))
 
 
 def write_cluster(
@@ -118,9 +70,7 @@ def write_cluster(
                 both = [micro_batch_slices(packets, rows), _bubble_slices(packets, idle)]
                 packets.slices(pl.concat(both, how="diagonal"), lanes)
     _counter(packets, next(uuids), "Micro-batches in flight", top, 2, frames.in_flight)
-    busy = frames.states.filter(pl.col("state") == "busy").select("ts_ns", "end_ns")
-    if busy.height:
-        _counter(packets, next(uuids), "Stages busy", top, 3, _steps(busy))
+    _counter(packets, next(uuids), "Stages busy", top, 3, frames.stages_busy)
     _boards(packets, uuids.__next__, top, frames, name)
 
 
@@ -151,8 +101,10 @@ def _lanes(packets: PacketSequence, new: Callable[[], int], title: str, parent: 
     return lane_track
 
 
-def _counter(packets: PacketSequence, uuid: int, title: str, parent: int, rank: int, steps: pl.DataFrame) -> None:
-    if steps.height:
+def _counter(
+    packets: PacketSequence, uuid: int, title: str, parent: int, rank: int, steps: pl.DataFrame | None
+) -> None:
+    if steps is not None and (steps.get_column("count") != 0).any():
         packets.describe(counter_track(uuid, title, parent=parent, rank=rank))
         packets.counter(uuid, steps.get_column("ts_ns").to_numpy(), steps.get_column("count").to_numpy())
 

@@ -7,11 +7,14 @@ rank, stage after stage, each holding up the loop while it exports, as the real 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gzip
 import json
 import queue
+import signal
 import socket
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -59,6 +62,7 @@ class FakeServer:
         legacy_info: bool = False,
         metrics: bool = True,
         api_key: str | None = None,
+        port: int = 0,
     ) -> None:
         self.version = version
         self.pp_size = pp_size
@@ -83,7 +87,7 @@ class FakeServer:
         self._waiting: queue.Queue[_Request] = queue.Queue()
         self._over = threading.Event()
         self._lock = threading.Lock()
-        self._http = _Server(("127.0.0.1", 0), _Handler)
+        self._http = _Server(("127.0.0.1", port), _Handler)
         self._http.fake = self
         self._threads = [
             threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True),
@@ -401,3 +405,25 @@ def _trace(rank: int, world: int, profile: dict[str, Any]) -> bytes:
     ]
     head = {"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world}}
     return json.dumps({**head, "traceEvents": events}).encode()
+
+
+def main() -> None:
+    """Serve on `--port` until SIGTERM, as a process of its own: what `-- COMMAND` starts in tests."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--start-s", type=float, default=0.0)
+    parser.add_argument("--fails", action="store_true")
+    given = parser.parse_args()
+    if given.fails:
+        sys.exit("the model does not fit")
+    time.sleep(given.start_s)
+    over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: over.set())
+    with FakeServer(port=given.port) as server:
+        sys.stdout.write(f"[2026-11-30 04:00:00] {server.url} is ready, api_key='sk-very-secret-0123456789abcdef'\n")
+        sys.stdout.flush()
+        over.wait()
+
+
+if __name__ == "__main__":
+    main()

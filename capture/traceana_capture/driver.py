@@ -47,23 +47,31 @@ def capture(options: CaptureOptions, *, say: Say) -> list[tuple[Path, Mapping[st
             "a sweep records with torch.profiler", where=f"--profiler {options.profiler}", hint="leave --profiler out"
         )
     folder = _folder(options)
-    with _terminate_as_interrupt():
-        if options.profiler == "both":
-            return [_both(options, folder, say)]
-        if options.sweep is None:
-            return [(folder, _pass(options, folder, say))]
-        key, _, values = options.sweep.partition("=")
-        if not values or "" in values.split(","):
-            raise CaptureError("not KEY=A,B,C", where=f"--sweep {options.sweep}")
-        found: list[tuple[Path, Mapping[str, Any]]] = []
-        with _server(options, folder, say) as (server, child, control):
-            for value in values.split(","):
-                say(f"{key}={value}")
-                each = replace(options, set=(*options.set, f"{key}={value}"), sweep=None)
-                target = folder / f"{key}={value}"
-                target.mkdir()
-                found.append((target, _session(each, target, server, child, control, say)))
-        return found
+    try:
+        with _terminate_as_interrupt():
+            return _capture(options, folder, say)
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # only if nothing was written
+
+
+def _capture(options: CaptureOptions, folder: Path, say: Say) -> list[tuple[Path, Mapping[str, Any]]]:
+    if options.profiler == "both":
+        return [_both(options, folder, say)]
+    if options.sweep is None:
+        return [(folder, _pass(options, folder, say))]
+    key, _, values = options.sweep.partition("=")
+    if not values or "" in values.split(","):
+        raise CaptureError("not KEY=A,B,C", where=f"--sweep {options.sweep}")
+    found: list[tuple[Path, Mapping[str, Any]]] = []
+    with _server(options, folder, say) as (server, child, control):
+        for value in values.split(","):
+            say(f"{key}={value}")
+            each = replace(options, set=(*options.set, f"{key}={value}"), sweep=None)
+            target = folder / f"{key}={value}"
+            target.mkdir()
+            found.append((target, _session(each, target, server, child, control, say)))
+    return found
 
 
 def exit_status(options: CaptureOptions, documents: list[Mapping[str, Any]]) -> int:

@@ -245,9 +245,8 @@ class _StepTimes(_Recorder):
     (resolution half a microsecond), placed on the wall clock by one event at the start."""
 
     def __init__(self) -> None:
-        torch: Any = importlib.import_module("torch")
-
-        self._cuda = torch.cuda if torch.cuda.is_available() else None
+        torch: Any = sys.modules.get("torch")  # an engine without torch has host times only
+        self._cuda = torch.cuda if torch is not None and torch.cuda.is_available() else None
         self._rows: list[dict[str, Any]] = []
         if self._cuda is not None:
             self._cuda.synchronize()

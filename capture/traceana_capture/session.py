@@ -72,9 +72,10 @@ class Session:
         outcome: Outcome | None = None
         sampler = GpuSampler(self.folder / "gpu.csv")
         status = "failed"
+        info = discover(self.server)  # before anything is written: no folder is left where there is no server
         try:
             self._prepare(lock)
-            info, keys = self._look()
+            keys = self._look(info)
             self._clock("before")
             sampler.start()
             self._measured.start_load(info)
@@ -119,8 +120,7 @@ class Session:
         self.manifest.document["arguments"] = shown
         self.manifest.write()
 
-    def _look(self) -> tuple[ServerInfo, tuple[RankKey, ...]]:
-        info = discover(self.server)
+    def _look(self, info: ServerInfo) -> tuple[RankKey, ...]:
         local = self._local = facts.look_at(self.server)
         keys = parse_ranks(self.options.ranks, info)
         if facts.profile_v2(local) and not self.options.hook:
@@ -154,7 +154,7 @@ class Session:
         facts.save_answers(self.server, self.folder / "server")
         cap = info.micro_batch_cap or "?"
         self._say(f"{self.server.url}: {len(info.ranks)} ranks, {info.slots} slots of at most {cap} requests")
-        return info, keys
+        return keys
 
     def _throw_away(self, info: ServerInfo) -> None:
         wanted = self.options.throw_away

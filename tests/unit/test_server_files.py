@@ -113,6 +113,23 @@ def test_gpu_samples_malformed() -> None:
     assert (frame.height, losses) == (0, {"gpu_samples_unusable": 1})
 
 
+@pytest.mark.parametrize(
+    ("header", "text", "ns"),
+    [
+        ("timestamp", "1795969748.412176685", 1795969748412176685),
+        ("timestamp", "1795969748412176685", 1795969748412176685),
+        ("time", "1795969748412.5", 1795969748412500000),
+        ("ts_us", "1795969748412176.685", 1795969748412176685),
+        ("epoch_s", "1795969748", 1795969748000000000),
+        ("timestamp", "2026-11-29T16:29:08.412", 1795969748412000000),
+        ("epoch_s", "1795969748412176685", None),
+    ],
+)
+def test_gpu_sample_times(header: str, text: str, ns: int | None) -> None:
+    frame, _ = gpu(f"{header},gpu,power_w\n{text},0,1\n")
+    assert frame.get_column("ts_ns").to_list() == ([] if ns is None else [ns])
+
+
 def dump(name: str, requests: int, decode: int) -> Sidecar:
     text = (
         "# HELP sglang:http_requests_total x\n# TYPE sglang:http_requests_total counter\n"

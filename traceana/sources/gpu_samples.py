@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Mapping
 
 import polars as pl
 
@@ -40,7 +41,8 @@ _TIMES = (
     (r"(epoch|ts|time|timestamp)_ns", 1),
     (r"(epoch|ts|time|timestamp)_us", 10**3),
     (r"(epoch|ts|time|timestamp)_ms", 10**6),
-    (r"(epoch|ts|time|timestamp)(_s)?", SECOND),
+    (r"(epoch|ts|time|timestamp)_s", SECOND),
+    (r"(epoch|ts|time|timestamp)", 0),  # the size of the numbers tells
 )
 
 
@@ -54,13 +56,13 @@ def read_gpu_samples(sidecar: Sidecar) -> tuple[pl.DataFrame, list[Loss]]:
     except pl.exceptions.PolarsError as error:
         return schema.GPU_SAMPLES.empty(), [loss("file_damaged", "warning", 1, f"{name}: {error}"[:300])]
     headers = {re.sub(r"\s+", "", c).lower(): c for c in raw.columns}
-    time = _time(headers)
+    time = _time(headers, raw)
     picked = {column: _pick(headers, patterns) for column, patterns in _COLUMNS.items()}
     if time is None or picked["gpu"] is None:
         return schema.GPU_SAMPLES.empty(), [
             loss("gpu_samples_unusable", "warning", raw.height, f"{name}: the header names no time or no GPU")
         ]
-    frame = raw.select(time.alias("ts_ns"), *(_number(hit).alias(column) for column, hit in picked.items() if hit))
+    frame = pl.DataFrame([time, *(_number(raw, hit).alias(column) for column, hit in picked.items() if hit)])
     good = frame.drop_nulls(["ts_ns", "gpu"]).with_columns(pl.col("gpu").cast(pl.Int32(), strict=False))
     good = good.drop_nulls("gpu").unique(["ts_ns", "gpu"], keep="first", maintain_order=True)
     if "memory_bytes" in good.columns:
@@ -83,7 +85,7 @@ def read_gpu_samples(sidecar: Sidecar) -> tuple[pl.DataFrame, list[Loss]]:
     return schema.GPU_SAMPLES.frame(good).sort("ts_ns", "gpu", maintain_order=True), losses
 
 
-def _pick(headers: dict[str, str], patterns: tuple[tuple[str, float], ...]) -> tuple[str, float] | None:
+def _pick(headers: Mapping[str, str], patterns: tuple[tuple[str, float], ...]) -> tuple[str, float] | None:
     for pattern, factor in patterns:
         for bare, header in headers.items():
             if re.fullmatch(pattern, bare):
@@ -91,27 +93,41 @@ def _pick(headers: dict[str, str], patterns: tuple[tuple[str, float], ...]) -> t
     return None
 
 
-def _number(hit: tuple[str, float]) -> pl.Expr:
+def _number(raw: pl.DataFrame, hit: tuple[str, float]) -> pl.Series:
     """The column as a number in the schema's unit; `79.15 W` and `0 %` lose their unit, `[N/A]` becomes null."""
     header, factor = hit
-    text = pl.col(header).str.strip_chars().str.extract(r"^([-+]?[\d.]+(?:[eE][-+]?\d+)?)(?:\s*(?:W|%|MHz|MiB))?$")
+    text = raw.get_column(header)
     number = text.cast(pl.Float64(), strict=False)
+    if number.null_count() > text.null_count():  # a plain cast is much faster, and enough for most files
+        text = text.str.strip_chars().str.extract(r"^([-+]?[\d.]+(?:[eE][-+]?\d+)?)(?:\s*(?:W|%|MHz|MiB))?$")
+        number = text.cast(pl.Float64(), strict=False)
+    number = number.set(number.is_infinite() | number.is_nan(), None)
     return number * factor if factor >= 1 else number / (1 / factor)
 
 
-def _time(headers: dict[str, str]) -> pl.Expr | None:
+def _time(headers: Mapping[str, str], raw: pl.DataFrame) -> pl.Series | None:
+    """The first column that is a time, as epoch nanoseconds, exact to the last digit."""
     for pattern, unit in _TIMES:
         for bare, header in headers.items():
             if re.fullmatch(pattern, bare):
-                text = pl.col(header).str.strip_chars()
-                whole, part = text.str.extract(r"^(\d+)(?:\.\d*)?$"), text.str.extract(r"^\d+\.(\d*)$").fill_null("")
-                digits = len(str(unit)) - 1  # of the fraction that nanoseconds can hold
-                fraction = part.str.pad_end(digits, "0").str.head(digits) if digits else pl.lit("0")
-                number = whole.cast(pl.Int64(), strict=False) * unit + fraction.cast(pl.Int64(), strict=False)
-                # nvidia-smi prints local time without a zone; it is read as UTC, like the server's log.
-                printed = pl.coalesce(
-                    text.str.to_datetime(f, strict=False, time_unit="ns")
-                    for f in ("%Y/%m/%d %H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.f")
-                )
-                return pl.coalesce(number, printed.dt.epoch("ns"))
+                return _nanoseconds(raw.get_column(header), unit).alias("ts_ns")
     return None
+
+
+def _nanoseconds(text: pl.Series, unit: int) -> pl.Series:
+    text = text.str.strip_chars()
+    whole = text.str.extract(r"^(\d+)(?:\.\d*)?$").cast(pl.Int64(), strict=False)
+    if unit == 0:  # now is about 1.8e9 s after the epoch: each step of a thousand is another unit
+        largest = whole.max()
+        size = len(str(largest)) if isinstance(largest, int) else 0
+        unit = SECOND if size < 12 else 10**6 if size < 15 else 10**3 if size < 18 else 1
+    whole = whole.set(whole > (2**63 - 1) // unit - 1, None)
+    digits = len(str(unit)) - 1  # of the fraction that nanoseconds can hold
+    part = text.str.extract(r"^\d+\.(\d*)$").fill_null("").str.pad_end(digits, "0").str.head(digits)
+    number = whole * unit + part.cast(pl.Int64(), strict=False).fill_null(0)
+    # nvidia-smi prints local time without a zone; it is read as UTC, like the server's log.
+    for form in ("%Y/%m/%d %H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.f"):
+        if number.null_count() > text.null_count():
+            printed = text.str.to_datetime(form, strict=False, time_unit="ns").dt.epoch("ns")
+            number = number.fill_null(printed)
+    return number

@@ -190,7 +190,8 @@ def _pids(metrics: pl.DataFrame, seen: Evidence) -> list[dict[str, int]] | None:
         k: pl.col("labels").str.extract(rf'(?:^|,){k}="(\d{{1,9}})"').cast(pl.Int64())
         for k in ("pid", "pp_rank", "tp_rank")
     }
-    rows = metrics.select(**parts).drop_nulls("pid").unique().sort("pp_rank", "tp_rank", "pid")
+    carried = metrics.filter(pl.col("labels").str.contains('pid="', literal=True))
+    rows = carried.select(**parts).drop_nulls("pid").unique().sort("pp_rank", "tp_rank", "pid")
     found = [
         {"rank": (pp or 0) * tp_size + (tp or 0), "pid": pid}
         for pid, pp, tp in rows.select("pid", "pp_rank", "tp_rank").iter_rows()

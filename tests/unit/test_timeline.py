@@ -164,7 +164,7 @@ def flows(trace: WasmTraceProcessor, kind: int) -> list[tuple[Any, ...]]:
     return trace.query(
         f"select {place.format(s='o')}, o.name, {place.format(s='i')}, i.name, i.ts - o.ts from flow f "
         "join slice o on o.id = f.slice_out join slice i on i.id = f.slice_in "
-        f"where (f.trace_id >> 60) = {kind} order by o.ts, i.ts"
+        f"where (f.trace_id >> 60 & 15) = {kind} order by o.ts, i.ts"
     )
 
 
@@ -234,6 +234,9 @@ def test_arrows_between_forwards_follow_the_micro_batch_and_its_tokens(trace: Wa
     assert flows(trace, 2) == [(0, n, 1, n, 500 * US) for n in names]
     # the slot's next visit is two visits later; the last two have none in the trace
     assert flows(trace, 3) == [(1, names[v], 0, names[v + 2], 1500 * US) for v in range(VISITS - 2)]
+    # and once more in the view across ranks, whose tracks belong to no process
+    assert flows(trace, 6) == [(None, n, None, n, 500 * US) for n in names]
+    assert flows(trace, 7) == [(None, names[v], None, names[v + 2], 1500 * US) for v in range(VISITS - 2)]
 
 
 def test_a_message_goes_from_the_start_of_the_send_to_the_end_of_the_receive(trace: WasmTraceProcessor) -> None:

@@ -37,7 +37,7 @@ _COMMANDS = (
     ("dev.perfetto.ExpandTracksByRegex", r"^(Cluster|rank 0*[01]( .*)?)$"),
 )
 # The local UI loads parts of itself after the trace; without a request for this long it has all it needs.
-_QUIET_S = 5.0
+_QUIET_S = 20.0
 _TYPES = {".wasm": "application/wasm", ".js": "text/javascript", ".css": "text/css", ".json": "application/json"}
 
 

@@ -83,7 +83,7 @@ def write_timeline(
     def sequences(write: Write) -> Iterator[PacketSequence]:
         top = PacketSequence(write, 1)
         write_cluster(
-            top, ClusterFrames(forwards, slices, capture.gpu_samples, in_flight, stages_busy, span, window), infos, name
+            top, ClusterFrames(linked, slices, capture.gpu_samples, in_flight, stages_busy, span, window), infos, name
         )
         yield top
         for tables in capture.ranks:

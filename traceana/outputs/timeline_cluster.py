@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceana.outputs.perfetto_packets import PacketSequence, counter_track, root_track, track
+from traceana.outputs.timeline_links import pipeline_flows
 from traceana.outputs.timeline_rank import micro_batch_slices
 from traceana.tables.capture import RankInfo
 
@@ -24,8 +25,8 @@ _GAUGES = (
 
 @dataclass(frozen=True, slots=True)
 class ClusterFrames:
-    """What the views across ranks show. Frames follow `traceana.schema`, `attribution` is from `attribution_slices`,
-    and `in_flight` and `stages_busy` are steps (ts_ns, count)."""
+    """What the views across ranks show. Frames follow `traceana.schema`, `forwards` have the arrows of `link_forwards`,
+    `attribution` is from `attribution_slices`, and `in_flight` and `stages_busy` are steps (ts_ns, count)."""
 
     forwards: pl.DataFrame
     attribution: pl.DataFrame
@@ -67,7 +68,8 @@ def write_cluster(
             if rows.height:
                 lanes = _lanes(packets, uuids.__next__, name[info.rank], pipeline, place)
                 idle = _idle(rows, frames.attribution.filter(pl.col("rank") == info.rank))
-                both = [micro_batch_slices(packets, rows), _bubble_slices(packets, idle)]
+                forwards = micro_batch_slices(packets, rows).with_columns(pipeline_flows(rows))
+                both = [forwards, _bubble_slices(packets, idle)]
                 packets.slices(pl.concat(both, how="diagonal"), lanes)
     _counter(packets, next(uuids), "Micro-batches in flight", top, 2, frames.in_flight)
     _counter(packets, next(uuids), "Stages busy", top, 3, frames.stages_busy)

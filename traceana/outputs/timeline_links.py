@@ -12,7 +12,7 @@ import polars as pl
 
 from traceana.tables.capture import RankInfo
 
-__all__ = ["Flow", "link_chains", "link_forwards", "link_launches", "link_messages"]
+__all__ = ["FORWARD_FLOWS", "Flow", "link_chains", "link_forwards", "link_launches", "link_messages", "pipeline_flows"]
 
 U64 = pl.UInt64()
 
@@ -25,6 +25,10 @@ class Flow:
     TOKENS = 3  # forward on the last stage -> the slot's next forward on the first stage
     MESSAGE = 4  # NCCL send -> the receive that it pairs with
     CHAIN = 5  # activity of the stage that caused a bubble -> the stretch of the bubble
+    PIPELINE = 4  # added to FORWARD and TOKENS for the same arrows in the view across ranks
+
+
+FORWARD_FLOWS = ("flow:from_stage", "flow:to_stage", "flow:from_tokens", "flow:to_tokens")
 
 
 def _id(kind: int, rank: pl.Expr, n: pl.Expr) -> pl.Expr:
@@ -68,9 +72,7 @@ def link_forwards(
     last = max(stages.values(), default=0)
     rows = forwards.with_row_index("n").join(place, on="rank", how="left", maintain_order="left")
     if last == 0:
-        return rows.with_columns(
-            pl.lit(None, U64).alias(f"flow:{x}") for x in ("from_stage", "to_stage", "from_tokens", "to_tokens")
-        ).drop("n", "stage", "lane")
+        return rows.with_columns(pl.lit(None, U64).alias(name) for name in FORWARD_FLOWS).drop("n", "stage", "lane")
     slots = _slots(visits) or _slots(forwards)
     one = rows.filter(pl.col("stage").is_not_null()).unique(["rank", "visit"], keep="first", maintain_order=True)
     source = one.select("n", "lane", "stage", "visit", "rank", "slot")
@@ -90,6 +92,11 @@ def link_forwards(
         rows = rows.join(out, on="n", how="left", maintain_order="left")
         rows = rows.join(into, on="n", how="left", maintain_order="left")
     return rows.drop("n", "stage", "lane")
+
+
+def pipeline_flows(linked: pl.DataFrame) -> list[pl.Series]:
+    """The arrows of `link_forwards` once more, with ids of their own, for copies of the same slices."""
+    return linked.select(pl.col(FORWARD_FLOWS) + pl.lit(Flow.PIPELINE << 60, U64)).get_columns()
 
 
 def _slots(frame: pl.DataFrame) -> int | None:

@@ -21,7 +21,7 @@ import polars as pl
 from traceana.outputs.kernel_names import short_kernel_name
 from traceana.outputs.perfetto_packets import Interned, PacketSequence, process_track, thread_track, track
 from traceana.outputs.timeline_colours import colour_of
-from traceana.outputs.timeline_links import link_launches
+from traceana.outputs.timeline_links import FORWARD_FLOWS, link_launches
 from traceana.tables.capture import RankTables
 
 __all__ = ["Args", "RankFrames", "RankLabels", "attribution_slices", "write_rank"]
@@ -184,8 +184,7 @@ class _RankWriter:
         if forwards.height == 0:
             return
         frame = micro_batch_slices(self._packets, forwards)
-        flows = [c for c in forwards.columns if c.startswith("flow:")]
-        frame = frame.with_columns(forwards.select(flows).get_columns())
+        frame = frame.with_columns(forwards.select(FORWARD_FLOWS).get_columns())
         self._packets.slices(frame, self._lanes("Micro-batches", self._process, 1, "Forwards on the stage's GPU"))
 
     def _slots(self, visits: pl.DataFrame) -> None:

@@ -161,6 +161,25 @@ def test_flows_with_64_bit_ids_bind_to_their_slices_even_at_equal_nanoseconds() 
     assert sorted(rows) == [("s0", "y"), ("s1", "x")]
 
 
+def test_an_arrow_can_end_where_its_slice_ends_and_a_slice_can_bear_many() -> None:
+    """At equal starts the order in the file would decide the direction of an arrow; its later end does not."""
+    out, packets = sequence()
+    packets.describe(process_track(1, 1, "rank 0", rank=0), track(2, "t", parent=1), track(3, "u", parent=1))
+    count = 70
+    effects = frame(packets, [(100, 110 + i) for i in range(count, 0, -1)]).with_columns(
+        pl.Series("flow_end:a", list(range(1, count + 1)), dtype=pl.UInt64)
+    )
+    packets.slices(effects, lambda _: 2)
+    cause = frame(packets, [(100, 500)]).with_columns(
+        [pl.Series(f"flow:{i}", [i + 1], dtype=pl.UInt64) for i in range(count)], name=pl.lit(packets.names.id("cause"))
+    )
+    packets.slices(cause, lambda _: 3)
+    rows = loaded(out).query(
+        "select o.name, i.name from flow f join slice o on o.id = f.slice_out join slice i on i.id = f.slice_in"
+    )
+    assert sorted(rows) == sorted(("cause", f"s{i}") for i in range(count))
+
+
 def test_counters_take_whole_and_broken_numbers() -> None:
     out, packets = sequence()
     packets.describe(track(1, "Cluster", explicit=True))

@@ -32,7 +32,8 @@ _ROWS = 1 << 15  # events encoded at once: their bytes stay in the cache
 class Part:
     """One field of a track event: constant bytes, then a value of `width` bytes, a padded varint or (`fixed`) 8 bytes.
 
-    `values` has one entry a slice; `present` is None where every slice has the field.
+    `values` has one entry a slice; `present` is None where every slice has the field. `on_end` puts it on the event
+    that ends the slice instead of the one that begins it.
     """
 
     head: bytes
@@ -40,6 +41,7 @@ class Part:
     width: int
     fixed: bool = False
     present: Mask | None = None
+    on_end: bool = False
 
     def write(self, rows: U8, at: int, which: I64) -> None:
         """Puts the values of the slices `which` into the columns from `at` on."""
@@ -126,28 +128,38 @@ def _bytes_of(packets: Packets) -> bytes:
     return b"" if data is None else data.to_pybytes()
 
 
+def _by_presence(parts: Sequence[Part], count: int) -> tuple[list[list[Part]], I64]:
+    """The combinations of parts that occur, and the index of each of `count` slices into them."""
+    always = [p for p in parts if p.present is None]
+    present = [p.present for p in parts if p.present is not None]
+    if not present:
+        return [always], np.zeros(count, np.int64)
+    bits = np.packbits(np.stack(present, axis=1), axis=1)
+    patterns, index = np.unique(bits.view(f"V{bits.shape[1]}").ravel(), return_inverse=True)
+    sometimes = [p for p in parts if p.present is not None]
+    combinations: list[list[Part]] = []
+    for pattern in patterns:
+        flags = np.unpackbits(np.frombuffer(pattern.tobytes(), np.uint8))[: len(sometimes)].tolist()
+        combinations.append(always + [p for p, flag in zip(sometimes, flags, strict=True) if flag])
+    return combinations, index
+
+
 def encode(order: I64, kind: U8, ts: I64, end: I64, tracks: I64, parts: Sequence[Part], tail: bytes) -> Iterator[bytes]:
     """The packets of the events in `order` (see `arrange`), some thousand at a time.
 
-    `kind` (BEGIN, INSTANT or COUNTER), `ts`, `end` and `tracks` (uuid) have one entry a slice. An END carries nothing
-    but its track. `tail` are the bytes that end every packet (its sequence and flags).
+    `kind` (BEGIN, INSTANT or COUNTER), `ts`, `end` and `tracks` (uuid) have one entry a slice. An END carries its track
+    and the parts that say `on_end`. `tail` are the bytes that end every packet (its sequence and flags).
     """
     track = Part(bytes([0x58]), tracks, width_of(tracks))
-    pattern = np.zeros(len(ts), np.int64)
-    for bit, part in enumerate(parts):
-        if part.present is not None:
-            pattern |= part.present.astype(np.int64) << bit
-    groups, group = np.unique(pattern, return_inverse=True)
-    layouts = [
-        _Layout(None, ts, [track, *(p for bit, p in enumerate(parts) if p.present is None or g >> bit & 1)], kind, tail)
-        for g in groups.tolist()
-    ]
-    layouts.append(_Layout(_END, end, [track], kind, tail))
+    opening, group = _by_presence([p for p in parts if not p.on_end], len(ts))
+    closing, end_group = _by_presence([p for p in parts if p.on_end], len(ts))
+    layouts = [_Layout(None, ts, [track, *some], kind, tail) for some in opening]
+    layouts += [_Layout(_END, end, [track, *some], kind, tail) for some in closing]
     for low in range(0, len(order), _ROWS):
         block = order[low : low + _ROWS]
         begins = block >= 0
         which = np.where(begins, block, ~block)
-        layout = np.where(begins, group[which], len(groups))
+        layout = np.where(begins, group[which], len(opening) + end_group[which])
         chosen = [np.flatnonzero(layout == k) for k in range(len(layouts))]
         packets = [layouts[k].rows(which[rows]) for k, rows in enumerate(chosen) if len(rows)]
         if len(packets) == 1:

@@ -12,7 +12,9 @@ Slices come as a polars frame, one row a slice:
     int:KEY           Int64, optional argument KEY; null where the slice lacks it
     bool:KEY          Boolean, likewise
     text:KEY          Int64, likewise, an id from `PacketSequence.texts`; 0 or null where the slice lacks it
-    flow:KEY          UInt64, optional end of an arrow; equal ids belong together; 0 or null means none
+    flow:KEY          UInt64, optional end of an arrow at the slice's start; 0 or null means none. Of the two ends with
+                      one id, the earlier one is where the arrow starts
+    flow_end:KEY      UInt64, likewise at the slice's end (not for slices of zero length, which have no end)
 """
 
 from __future__ import annotations
@@ -199,13 +201,16 @@ class PacketSequence:
 
     def _argument(self, frame: pl.DataFrame, name: str) -> Part | None:
         kind, _, key = name.partition(":")
-        if kind not in ("int", "bool", "text", "flow") or frame.get_column(name).null_count() == frame.height:
+        if (
+            kind not in ("int", "bool", "text", "flow", "flow_end")
+            or frame.get_column(name).null_count() == frame.height
+        ):
             return None
         values, present = _optional(frame, name)
         if present is not None and not present.any():
             return None
-        if kind == "flow":
-            return Part(_varint(47 << 3 | 1), values, 8, fixed=True, present=present)
+        if kind.startswith("flow"):
+            return Part(_varint(47 << 3 | 1), values, 8, fixed=True, present=present, on_end=kind == "flow_end")
         width = 1 if kind == "bool" else width_of(values)
         field = {"int": 4, "bool": 2, "text": 17}[kind]
         body = _int(1, self._keys.id(key)) + _varint(field << 3)

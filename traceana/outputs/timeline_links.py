@@ -112,11 +112,12 @@ def link_messages(messages: pl.DataFrame) -> pl.DataFrame:
 
 
 def link_chains(chains: pl.DataFrame, slices: pl.DataFrame) -> pl.DataFrame:
-    """`slices` with one `flow:chain_K` column for each arrow that a slice can take part in.
+    """`slices` with one `flow:chain_K` and one `flow_end:chain_K` column for each arrow that a slice can take part in.
 
     `slices` are the top-level slices of every rank's Attribution track (rank, ts_ns, end_ns, gap, chain), sorted by
-    ts_ns within a rank. An arrow joins each row of `chains` (ATTRIBUTION, with a root on another rank) and the slice of
-    the root rank that is open when the stretch starts. n is the row in `chains`.
+    ts_ns within a rank. An arrow joins the slice of the root rank that is open when a stretch of `chains` (ATTRIBUTION,
+    with a root on another rank) starts, and that stretch. The arrow ends where the stretch ends, so that its direction
+    does not hang on a tie of two starts. n is the row in `chains`.
     """
     if chains.height == 0 or slices.height == 0:
         return slices
@@ -129,7 +130,7 @@ def link_chains(chains: pl.DataFrame, slices: pl.DataFrame) -> pl.DataFrame:
         on=["rank", "ts_ns", "end_ns"],
     )
     there = (
-        here.sort("ts_ns")
+        here.sort("ts_ns", "n")
         .join_asof(
             numbered.select(
                 pl.col("rank").alias("root_rank"), "ts_ns", pl.col("end_ns").alias("root_end_ns"),
@@ -140,9 +141,10 @@ def link_chains(chains: pl.DataFrame, slices: pl.DataFrame) -> pl.DataFrame:
         .filter(pl.col("ts_ns") < pl.col("root_end_ns"))
         .with_columns(_id(Flow.CHAIN, pl.col("rank"), pl.col("n")).alias("id"))
     )  # fmt: skip
-    ends = pl.concat([there.select("slice", "id"), there.select(pl.col("root_slice").alias("slice"), "id")])
-    ends = ends.sort("slice", "id").with_columns(pl.int_range(pl.len()).over("slice").alias("k"))
-    for (k,), group in ends.partition_by("k", as_dict=True, maintain_order=True).items():
-        named = group.select("slice", pl.col("id").alias(f"flow:chain_{k}"))
-        numbered = numbered.join(named, on="slice", how="left", maintain_order="left")
+    for side, where in (("root_slice", "flow"), ("slice", "flow_end")):
+        ends = there.select(pl.col(side).alias("slice"), "id").sort("slice", "id")
+        ends = ends.with_columns(pl.int_range(pl.len()).over("slice").alias("k"))
+        for (k,), group in ends.partition_by("k", as_dict=True, maintain_order=True).items():
+            named = group.select("slice", pl.col("id").alias(f"{where}:chain_{k}"))
+            numbered = numbered.join(named, on="slice", how="left", maintain_order="left")
     return numbered.drop("slice")

@@ -160,7 +160,7 @@ class _RankWriter:
     def _attribution(self, rows: pl.DataFrame, classes: pl.DataFrame) -> None:
         if rows.height == 0:
             return
-        flows = [c for c in rows.columns if c.startswith("flow:")]
+        flows = [c for c in rows.columns if c.startswith("flow")]
         top = self._slices(rows, rows.get_column("name"), rows.get_column("category"), "correlation", *flows)
         arguments = rows.select(
             pl.col("root_rank").cast(pl.Int64).alias("int:root_rank"),

@@ -22,8 +22,8 @@ from traceana.tables import RankTables
 
 __all__ = ["ClockModel", "apply_clock", "apply_to_matched", "solve_clock"]
 
-# All pairs, and the chains behind every interval, up to this many ranks.
-ALL_PAIRS_RANKS = 64
+# All pairs up to this many ranks, and the chains behind every interval; above, only those of the widest few.
+ALL_PAIRS_RANKS, WIDEST = 64, 8
 # The uncertainty over the window is looked up at this many instants.
 _LOOKS = 9
 
@@ -56,28 +56,31 @@ def solve_clock(
     numbers = sorted(i.rank for i in infos)
     told, beliefs = gather(ranks, messages, controls, collectives, prior=prior, probes=probes)
     clocks = [clock for r in numbers for clock in (2 * r, 2 * r + 1)]
-    clocks += sorted((host(h) for h in set(prior.host_of.values()) | {e for p in probes for e in (p.a, p.b)}))
+    clocks += sorted(host(h) for h in set(prior.host_of.values()) | {e for p in probes for e in (p.a, p.b)})
     index = {clock: n for n, clock in enumerate(clocks)}
-    reference = numbers[0]
-    for _ in range(2):
-        settled = reconcile(told, beliefs, index, gpu(reference), mid=window_mid_ns, prior=prior)
-        times = instants(settled.constraints, window_mid_ns)
-        group = components(edges_at(settled.constraints, times[1]))
-        related = _related(group, index, numbers)
-        # The clock of the largest group of related ranks, not that of a rank nobody talks to.
-        if reference in max(related, key=len):
-            break
-        reference = min(max(related, key=len))
-    solved = _Solved(settled, index, numbers, reference, times, related, prior)
-    return solved.model(losses)
+    settled, times, related = _settled(told, beliefs, index, numbers, numbers[0], window_mid_ns, prior)
+    # The clock of the largest group of related ranks, not that of a rank nobody talks to.
+    largest: tuple[int, ...] = max(related, key=len)
+    reference = min(largest)
+    if reference not in related[0]:
+        settled, times, related = _settled(told, beliefs, index, numbers, reference, window_mid_ns, prior)
+    else:
+        reference = numbers[0]
+    return _Solved(settled, index, numbers, reference, times, related, prior).model(losses)
 
 
-def _related(group: IntArray, index: Mapping[int, int], numbers: Sequence[int]) -> list[tuple[int, ...]]:
-    """The sets of ranks whose GPU clocks bound each other both ways."""
+def _settled(
+    told: pl.DataFrame, beliefs: pl.DataFrame, index: dict[int, int], numbers: Sequence[int], reference: int,
+    mid: int | None, prior: Prior,
+) -> tuple[Reconciled, tuple[int, int, int], list[tuple[int, ...]]]:  # fmt: skip
+    """Facts without contradiction, the window, and the sets of ranks whose GPU clocks bound each other both ways."""
+    settled = reconcile(told, beliefs, index, gpu(reference), mid=mid, prior=prior)
+    times = instants(settled.constraints, mid)
+    group = components(edges_at(settled.constraints, times[1]))
     sets: dict[int, list[int]] = {}
     for rank in numbers:
         sets.setdefault(int(group[index[gpu(rank)]]), []).append(rank)
-    return [tuple(s) for s in sets.values()]
+    return settled, times, [tuple(s) for s in sets.values()]
 
 
 def _loss(name: str, count: int, detail: str) -> dict[str, object]:
@@ -133,7 +136,9 @@ class _Solved:
         """Everything a report needs."""
         worst = self._worst()
         binding = self._binding()
-        rows = [self._row(rank, int(node), binding) for rank, node in zip(self.numbers, self.at, strict=True)]
+        chains = binding.group_by("rank", "side").agg(pl.col("source").unique(maintain_order=True).str.join(" + "))
+        told = {(rank, side): words for rank, side, words in chains.iter_rows()}
+        rows = [self._row(rank, int(node), told) for rank, node in zip(self.numbers, self.at, strict=True)]
         return ClockModel(
             reference_rank=self.reference,
             mid_ns=self.times[1],
@@ -150,7 +155,7 @@ class _Solved:
             losses=self._losses(losses),
         )
 
-    def _row(self, rank: int, node: int, binding: pl.DataFrame) -> dict[str, object]:
+    def _row(self, rank: int, node: int, told: Mapping[tuple[int, str], str]) -> dict[str, object]:
         up, down, theta = int(self.up[node]), int(self.down[node]), int(self.fit.theta[node])
         slope = int(self.fit.slope[node])
         if self.fit.knots:
@@ -162,25 +167,20 @@ class _Solved:
             "offset_ns": None if open_both else theta + int(self.c.crude[node]),
             "drift_ppm": slope / 1000,
             "uncertainty_ns": None if UNREACHED in (up, down) else max(up - theta, theta + down),
-            "method": self._method(rank, up, down, int(self.c.crude[node]), binding),
+            "method": self._method(rank, up, down, int(self.c.crude[node]), told),
         }
 
-    def _method(self, rank: int, up: int, down: int, crude: int, binding: pl.DataFrame) -> str:
+    def _method(self, rank: int, up: int, down: int, crude: int, told: Mapping[tuple[int, str], str]) -> str:
         if rank == self.reference:
             return "reference"
-        mine = binding.filter(pl.col("rank") == rank)
-        told = {
-            side: " + ".join(mine.filter(pl.col("side") == side).get_column("source").unique(maintain_order=True))
-            or "all bounds together"
-            for side in ("high", "low")
-        }
+        high, low = (told.get((rank, side), "all bounds together") for side in ("high", "low"))
         if up >= UNREACHED and down >= UNREACHED:
             return "unrelated: no message, probe or prior links it to the reference"
         if down >= UNREACHED:
-            return f"one-sided: at most {up + crude} ns ahead of the reference ({told['high']}), nothing bounds it below"
+            return f"one-sided: at most {up + crude} ns ahead of the reference ({high}), nothing bounds it below"
         if up >= UNREACHED:
-            return f"one-sided: at least {crude - down} ns ahead of the reference ({told['low']}), nothing bounds it above"
-        both = told["high"] if told["high"] == told["low"] else f"above {told['high']}, below {told['low']}"
+            return f"one-sided: at least {crude - down} ns ahead of the reference ({low}), nothing bounds it above"
+        both = high if high == low else f"above {high}, below {low}"
         return f"{both}, bent line" if self.fit.knots else both
 
     def _corrections(self, clock: Callable[[int], int]) -> dict[int, Correction]:
@@ -214,7 +214,8 @@ class _Solved:
     def _binding(self) -> pl.DataFrame:
         """The chains of bounds behind both ends of the intervals; in large captures of the widest ones only."""
         width = np.where((self.up < UNREACHED) & (self.down < UNREACHED), self.up + self.down, -1)[self.at]
-        shown = sorted(np.argsort(-width, kind="stable")[:ALL_PAIRS_RANKS].tolist())
+        few = width.size if width.size <= ALL_PAIRS_RANKS else WIDEST
+        shown = sorted(np.argsort(-width, kind="stable")[:few].tolist())
         back = self.edges.reversed
         rows: list[int] = []
         labels: list[tuple[int, str]] = []
@@ -297,13 +298,13 @@ class _Solved:
         out += [f"Rank {r['rank']} is {r['method']}." for r in rows if r["uncertainty_ns"] is None]
         for group in self.related:
             if self.reference not in group and len(group) > 1:
-                out.append(f"Ranks {', '.join(map(str, group))} are related to each other, not to rank {self.reference}.")
+                out.append(f"Ranks {', '.join(map(str, group))} are related to each other, not to the reference.")
         lo, _, hi = self.times
         if self.fit.knots:
             out.append(f"No straight line fits all clocks; they are bent at {len(self.fit.knots) - 2} instants.")
         elif self.fit.slope.any():
             ppm = int(self.fit.slope[np.argmax(np.abs(self.fit.slope))]) / 1000
-            out.append(f"Clocks drift against rank {self.reference} by up to {ppm:.3f} ppm over {(hi - lo) / PPB:.3f} s.")
+            out.append(f"Clocks drift against the reference by up to {ppm:.3f} ppm over {(hi - lo) / PPB:.3f} s.")
         return out + [f"{str(v['reason'])[:1].upper()}{str(v['reason'])[1:]}." for v in self.settled.violations]
 
     def _room_for_drift(self) -> int:

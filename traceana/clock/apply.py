@@ -79,9 +79,7 @@ def shift_controls(controls: pl.DataFrame, model: ClockModel) -> pl.DataFrame:
     return shift_rows(sent, "dst", ["recv_ts_ns", "recv_end_ns"], model.cpu)
 
 
-def apply_to_matched(
-    matched: Matched, collectives: pl.DataFrame, model: ClockModel
-) -> tuple[Matched, pl.DataFrame]:
+def apply_to_matched(matched: Matched, collectives: pl.DataFrame, model: ClockModel) -> tuple[Matched, pl.DataFrame]:
     """What was matched on the ranks' own clocks, and COLLECTIVES, on trace time."""
 
     def own(frame: pl.DataFrame, columns: Sequence[str], by: Correction) -> pl.DataFrame:

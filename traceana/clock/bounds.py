@@ -100,13 +100,12 @@ def _blocked(messages: pl.DataFrame) -> list[Facts]:
         j = np.searchsorted(upto, upto - CREDIT_BYTES, side="left")
         picked = part.with_columns(part.get_column("recv_ts_ns").gather(j).alias("taken_ns"))
         picked = picked.filter(pl.col("slow") & pl.Series(upto > CREDIT_BYTES))
-        out.append(
-            _facts(
-                picked, "p2p_blocked", a=2 * pl.col("dst") + 1, b=2 * pl.col("src") + 1,
-                upper_ns=pl.col("send_end_ns") - pl.col("taken_ns"), at_ns=pl.col("taken_ns"),
-                kind=pl.col("kind"), ordinal=pl.col("ordinal"),
-            )  # fmt: skip
-        )
+        blocked = _facts(
+            picked, "p2p_blocked", a=2 * pl.col("dst") + 1, b=2 * pl.col("src") + 1,
+            upper_ns=pl.col("send_end_ns") - pl.col("taken_ns"), at_ns=pl.col("taken_ns"),
+            kind=pl.col("kind"), ordinal=pl.col("ordinal"),
+        )  # fmt: skip
+        out.append(blocked)
     return out
 
 
@@ -314,13 +313,15 @@ def describe(facts: Facts) -> pl.DataFrame:
     src, dst = a // 2, b // 2
     words = (
         pl.when(source == "p2p").then(pl.format("{} message {} from rank {} to rank {}", kind, n, src, dst))
-        .when(source == "p2p_blocked").then(pl.format("{} message {} from rank {} to rank {}, blocked", kind, n, dst, src))
+        .when(source == "p2p_blocked")
+        .then(pl.format("{} message {} from rank {} to rank {}, blocked", kind, n, dst, src))
         .when((source == "gloo") & kind.str.ends_with(" rendezvous"))
         .then(pl.format("gloo {} message {} from rank {} to rank {}, rendezvous", kind.str.head(-11), n, dst, src))
         .when(source == "gloo").then(pl.format("gloo {} message {} from rank {} to rank {}", kind, n, src, dst))
         .when(source == "collective").then(pl.format("{} {} between ranks {} and {}", kind, n, src, dst))
         .when(source == "launch").then(pl.format("launch of device row {} on rank {}", n, src))
-        .when((source == "sync") & (n >= 0)).then(pl.format("copy to pageable memory, device row {} on rank {}", n, src))
+        .when((source == "sync") & (n >= 0))
+        .then(pl.format("copy to pageable memory, device row {} on rank {}", n, src))
         .when(source == "sync").then(pl.format("device synchronisation on rank {}", src))
         .when(source == "same_host").then(pl.format("same host: {}", kind))
         .when(source == "probe").then(pl.format("clock probe from {} to {}", _clock_name(a), _clock_name(b)))

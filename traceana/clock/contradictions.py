@@ -16,10 +16,9 @@ import polars as pl
 
 from traceana.clock.bounds import LOOSE, ONE_TRACE, Facts, describe, gpu, prune
 from traceana.clock.drift import Constraints, bounds_at, edges_at, make_constraints
-from traceana.clock.graph import UNREACHED, BoolArray, Edges, close, distances, make_pattern, matrix, negative_cycle
+from traceana.clock.graph import UNREACHED, BoolArray, Edges, close, distances, make_pattern, matrix, negative_cycles
 from traceana.clock.prior import CPU_GPU_NS, SAME_HOST_NS, Prior
 from traceana.errors import ClockError
-from traceana.intervals import IntArray
 
 __all__ = ["Reconciled", "reconcile"]
 
@@ -41,7 +40,7 @@ class Reconciled:
 @dataclass(frozen=True, slots=True)
 class _Option:
     """One way out: drop `rows` (`count` of the `total` of a stream). `enough`: what is left is free of contradiction at
-    this instant. `belief`: no messages, so nothing is lost with it; `loose`: a belief that must be far off to be wrong."""
+    this instant. `belief`: no messages, so nothing is lost with it; `loose`: one that must be far off to be wrong."""
 
     belief: bool
     loose: bool
@@ -64,8 +63,9 @@ def instants(c: Constraints, mid: int | None) -> tuple[int, int, int]:
 def _stream(facts: Facts, row: int) -> pl.Expr:
     """The stream of a fact: its belief as a whole, else its messages from one clock to another."""
     a, b, source, kind = facts.select("a", "b", "source", "kind").row(row)
-    same = (pl.col("source") == source) & (pl.col("kind") == kind)
-    return same if source in _BELIEFS else same & (pl.col("a") == a) & (pl.col("b") == b)
+    same: pl.Expr = (pl.col("source") == source) & (pl.col("kind") == kind)
+    ends: pl.Expr = (pl.col("a") == a) & (pl.col("b") == b)
+    return same if source in _BELIEFS else same & ends
 
 
 def _refuted(every: Facts, stream: pl.Expr, c: Constraints, at: tuple[int, int, int], room: int) -> tuple[pl.Expr, int]:
@@ -103,7 +103,7 @@ def _options(
         stream = _stream(pruned, row)
         rest = c.only(~pruned.select(stream.alias("s")).get_column("s").to_numpy())
         left = edges_at(rest, tau)
-        enough = negative_cycle(left) is None
+        enough = not negative_cycles(left)
         size = int(every.select(stream.sum()).item())
         if source in _BELIEFS:
             out.append(_Option(True, str(kind).endswith(LOOSE), enough, size, size, stream))
@@ -154,8 +154,7 @@ def _settle(
         if tau is None:
             return every, pruned, c
         edges = edges_at(c, tau)
-        cycle = negative_cycle(edges)
-        assert cycle is not None
+        cycle = negative_cycles(edges)[0]
         option = _choose(_options(every, pruned, c, edges, cycle, tau))
         dropped = every.filter(option.rows)
         if dropped.height == 0:
@@ -181,7 +180,8 @@ def _misfits(c: Constraints, mid: int, index: Mapping[int, int], prior: Prior) -
         return []
     at = np.array([index[gpu(r)] for r in ranks], dtype=np.int64)
     homes = np.array([prior.host_of[r] for r in ranks], dtype=np.int64)
-    limit = np.where(homes[:, None] == homes[None, :], SAME_HOST_NS, SAME_HOST_NS + (prior.between_ns or UNREACHED // 4))
+    apart_ns = SAME_HOST_NS + (prior.between_ns or UNREACHED // 4)
+    limit = np.where(homes[:, None] == homes[None, :], SAME_HOST_NS, apart_ns)
     if len(ranks) <= _ALL_PAIRS:
         apart = bounds.between(at)
     else:
@@ -241,7 +241,7 @@ def reconcile(
         # With the belief back in, the cycle that refutes it can be shown.
         again = pl.concat([pruned, beliefs, gone])
         edges = edges_at(make_constraints(again, index, root), middle)
-        violations.append(_record(again, edges, negative_cycle(edges) or [], gone, gone.height))
+        violations.append(_record(again, edges, next(iter(negative_cycles(edges)), []), gone, gone.height))
     told = pl.concat([told, beliefs], rechunk=False)
     _, pruned, c = _settle(told, pl.concat([pruned, beliefs]), index, root, mid, violations)
     return Reconciled(pruned, c, violations)

@@ -15,13 +15,22 @@ import polars as pl
 
 from traceana.clock.bounds import RATE, Facts
 from traceana.clock.graph import (
-    UNREACHED, BoolArray, Edges, Pattern, close, distances, make_pattern, matrix, rough, tightest,
-)  # fmt: skip
+    UNREACHED,
+    BoolArray,
+    Edges,
+    Pattern,
+    close,
+    distances,
+    make_pattern,
+    matrix,
+    rough,
+    tightest,
+)
 from traceana.intervals import IntArray
 
 __all__ = [
-    "PPB", "RATE_BOX", "Bounds", "Constraints", "bounds_at", "edges_at", "excess", "line_bounds", "line_rates",
-    "make_constraints", "moved",
+    "PPB", "RATE_BOX", "Bounds", "Constraints", "bounds_at", "edges_along", "edges_at", "excess", "line_bounds",
+    "line_rates", "make_constraints", "moved",
 ]  # fmt: skip
 
 PPB = 1_000_000_000
@@ -125,26 +134,25 @@ def bounds_at(c: Constraints, tau: int, rates: IntArray | None = None) -> Bounds
 
 
 def line_rates(c: Constraints, lo: int, hi: int) -> IntArray | None:
-    """`rates[a, b]` (pairs of the pattern) of clocks that are straight lines from `lo` to `hi`; None where none fit."""
+    """`rates[a, b]` (neighbours of the pattern) of clocks that are straight lines from `lo` to `hi`; None: none fit."""
     span = hi - lo
     room = RATE_BOX * span // PPB + 1
     rates = np.full((c.nodes, c.nodes), RATE_BOX, dtype=np.int64)
     np.fill_diagonal(rates, 0)
+    a, b = c.pattern.a, c.pattern.b
     for _ in range(_ROUNDS):
         first, last = bounds_at(c, lo, rates), bounds_at(c, hi, rates)
         if first is None or last is None:
             return None
-        known = (last.w < UNREACHED) & (first.w.T < UNREACHED)
-        gain = np.where(known, last.w, 0) + np.where(known, first.w.T, 0)
         # b's gain on a over the window is at most its highest offset at the end less its lowest at the start.
-        better = np.minimum(rates, -(-np.clip(np.where(known, gain, room), -2 * room, room) * PPB // span))
-        np.fill_diagonal(better, 0)
-        if not close(c.pattern, better):
+        end, start = last.w[a, b], first.w[b, a]
+        gain = np.where((end < UNREACHED) & (start < UNREACHED), end + start, room)
+        before = rates[a, b]
+        rates[a, b] = np.minimum(before, -(-np.clip(gain, -2 * room, room) * PPB // span))
+        if not close(c.pattern, rates):
             return None
-        better = np.minimum(better, RATE_BOX)
-        if np.array_equal(better, rates):
+        if np.array_equal(rates[a, b], before):
             break
-        rates = better
     return rates
 
 
@@ -156,22 +164,27 @@ def line_bounds(c: Constraints, tau: int, lo: int, hi: int, rates: IntArray | No
     first, last = bounds_at(c, lo, rates), bounds_at(c, hi, rates)
     if first is None or last is None:
         return None
-    known = (first.w < UNREACHED) & (last.w < UNREACHED)
+    a, b = c.pattern.a, c.pattern.b
+    one, two = first.w[a, b], last.w[a, b]
+    known = (one < UNREACHED) & (two < UNREACHED)
     # Exact interpolation needs more than 64 bits.
-    ends = zip(first.w[known].tolist(), last.w[known].tolist(), strict=True)
+    ends = zip(one[known].tolist(), two[known].tolist(), strict=True)
     between = [-(-(f * (hi - tau) + e * (tau - lo)) // (hi - lo)) for f, e in ends]
-    here.w[known] = np.minimum(here.w[known], np.array(between, dtype=np.int64))
+    a, b = a[known], b[known]
+    here.w[a, b] = np.minimum(here.w[a, b], np.array(between, dtype=np.int64))
     return here if close(c.pattern, here.w) else None
+
+
+def edges_along(c: Constraints, slope: IntArray, mid: int, ends: tuple[int, int]) -> Edges:
+    """The tightest bound of every pair of clocks at `mid`, if clock i gains `slope[i]` ppb and nothing else."""
+    rate = slope[c.b] - slope[c.a]
+    gain = rate * (c.at - mid) // PPB
+    if c.always.any():
+        gain = np.where(c.always, np.maximum(rate * (ends[0] - mid) // PPB, rate * (ends[1] - mid) // PPB), gain)
+    return tightest(c.nodes, c.a, c.b, c.upper - gain, c.fact)
 
 
 def excess(c: Constraints, theta: IntArray, slope: IntArray, mid: int, ends: tuple[int, int]) -> int:
     """By how much the worst bound is broken if every clock is the line theta + slope (ppb) x (t - mid); <= 0: none."""
-    worst = -UNREACHED
-    gap, rate = theta[c.b] - theta[c.a] - c.upper, slope[c.b] - slope[c.a]
-    if not c.always.all():
-        timed = ~c.always
-        worst = int((gap[timed] + rate[timed] * (c.at[timed] - mid) // PPB).max())
-    if c.always.any():
-        for end in ends:
-            worst = max(worst, int((gap[c.always] + rate[c.always] * (end - mid) // PPB).max()))
-    return worst
+    e = edges_along(c, slope, mid, ends)
+    return int((theta[e.b] - theta[e.a] - e.w).max(initial=-UNREACHED))

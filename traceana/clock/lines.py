@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from traceana.clock.drift import PPB, RATE_BOX, Bounds, Constraints, bounds_at, excess, line_bounds, line_rates
-from traceana.clock.graph import UNREACHED, BoolArray, distances, potentials
+from traceana.clock.drift import PPB, RATE_BOX, Bounds, Constraints, edges_along, excess, line_bounds, line_rates
+from traceana.clock.graph import UNREACHED, BoolArray, Edges, close, distances, matrix, negative_cycles, potentials
 from traceana.errors import ClockError
 from traceana.intervals import IntArray
 
@@ -15,9 +16,8 @@ __all__ = ["Fit", "Ties", "Window", "feasible", "fit"]
 
 # Below this the clocks are not taken for lines: only their rates are limited.
 LINE_FROM_NS = 1_000_000_000
-# Lines cost two dozen passes over a matrix of all clocks; captures with more of them keep to limited rates.
-_LINE_NODES = 600
-_MAX_KNOTS = 64
+_MAX_KNOTS = 16
+_SEARCH = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,8 @@ class Window:
 @dataclass(frozen=True, slots=True)
 class Ties:
     """`roots[i]`: the node whose clock node i is told against, the same for all nodes that are related both ways.
-    `leaders[i]`: the node that i should agree with if it may; itself where there is no such wish. `gpus`: GPU clocks."""
+    `leaders[i]`: the node that i should agree with if it may; itself where there is no such wish. `gpus`: which are
+    GPU clocks."""
 
     roots: IntArray
     leaders: IntArray
@@ -62,7 +63,7 @@ class Fit:
 
 
 def feasible(c: Constraints, w: Window, tau: int) -> Bounds:
-    """What the constraints allow at `tau`. Raises ClockError where they contradict each other (reconcile them first)."""
+    """What the constraints allow at `tau`. Raises ClockError where they contradict each other (reconcile first)."""
     found = line_bounds(c, tau, w.lo, w.hi, w.rates)
     if found is None:
         raise ClockError("the bounds of the clocks contradict each other", hint="report this as a bug")
@@ -92,8 +93,7 @@ def fit(c: Constraints, times: tuple[int, int, int], ties: Ties) -> tuple[Fit, B
     far as they may. With a same-host prior all clocks of a host agree as far as they may.
     """
     lo, mid, hi = times
-    straight = hi - lo >= LINE_FROM_NS and c.nodes <= _LINE_NODES
-    window = Window(lo, mid, hi, line_rates(c, lo, hi) if straight else None)
+    window = Window(lo, mid, hi, line_rates(c, lo, hi) if hi - lo >= LINE_FROM_NS else None)
     bounds = feasible(c, window, mid)
     middle = _middles(bounds, ties.roots, c.crude)
     wish = (middle + c.crude)[ties.leaders] - c.crude
@@ -104,32 +104,113 @@ def fit(c: Constraints, times: tuple[int, int, int], ties: Ties) -> tuple[Fit, B
     wish = np.where(main, potentials(bounds.pattern, bounds.w, wish, main), wish)
     theta = potentials(bounds.pattern, bounds.w, _clamp(bounds, wish, main))
     theta -= theta[c.root]
-    best: Fit | None = None
-    for slope in _slopes(c, window, ties):
-        trial = Fit(window, theta, slope, worst=max(excess(c, theta, slope, mid, (lo, hi)), 0))
-        if best is None or trial.worst < best.worst:
-            best = trial
-        if trial.worst == 0:
-            break
-    assert best is not None
+    best = _straight(c, Fit(window, theta, np.zeros(c.nodes, dtype=np.int64)), ties)
     if best.worst and hi > lo:
         best = _bend(c, best)
     return best, bounds
 
 
-def _slopes(c: Constraints, w: Window, ties: Ties) -> list[IntArray]:
-    """Rates of the clocks in the order in which they are tried: no drift unless the messages refute that, then the
-    middle of the feasible rates, then lines through the midpoints of the intervals at both ends."""
-    out = [np.zeros(c.nodes, dtype=np.int64)]
-    if w.rates is not None:
-        rates = Bounds(c.pattern, np.where(w.rates >= RATE_BOX, UNREACHED, w.rates))
-        up, down = rates.around(ties.roots)
-        up, down = np.minimum(up, RATE_BOX), np.minimum(down, RATE_BOX)
-        out.append((up - down) // 2)
-    if w.hi > w.lo:
-        first, last = (_middles(feasible(c, w, t), ties.roots, c.crude) for t in (w.lo, w.hi))
-        most = RATE_BOX * (w.hi - w.lo) // PPB
-        out.append(np.clip(last - first, -most, most) * PPB // (w.hi - w.lo))
+def _straight(c: Constraints, flat: Fit, ties: Ties) -> Fit:
+    """The first line that keeps all bounds: no drift, through the offsets given or as near to them as need be; then the
+    offsets given, with the rates that they allow; then other rates, with offsets near. Else the best of these."""
+    w = flat.window
+    best = _checked(c, flat)
+    if best.worst == 0 or w.hi == w.lo:
+        return best
+    trials: list[Callable[[], tuple[IntArray | None, IntArray | None]]] = [
+        lambda: (_offsets_for(c, flat.theta, flat.slope, w), flat.slope),
+        lambda: (flat.theta, _rates_for(c, flat.theta, _middle_rates(c, w, ties), w)),
+        lambda: (_offsets_for(c, flat.theta, _middle_rates(c, w, ties), w), _middle_rates(c, w, ties)),
+        lambda: _searched(c, flat.theta, _middle_rates(c, w, ties), w),
+    ]
+    for trial in trials:
+        theta, slope = trial()
+        if theta is not None and slope is not None:
+            found = _checked(c, Fit(w, theta, slope))
+            best = found if found.worst < best.worst else best
+            if best.worst == 0:
+                break
+    return best
+
+
+def _checked(c: Constraints, line: Fit) -> Fit:
+    broken = excess(c, line.theta, line.slope, line.window.mid, (line.window.lo, line.window.hi))
+    return replace(line, worst=max(broken, 0))
+
+
+def _offsets_for(c: Constraints, theta: IntArray, slope: IntArray, w: Window) -> IntArray | None:
+    """Offsets near `theta` that keep all bounds at these rates, if there are any."""
+    weights = matrix(edges_along(c, slope, w.mid, (w.lo, w.hi)))
+    if not close(c.pattern, weights):
+        return None
+    moved = potentials(c.pattern, weights, theta)
+    moved -= moved[c.root]
+    return moved
+
+
+def _rates_for(c: Constraints, theta: IntArray, wish: IntArray, w: Window) -> IntArray | None:
+    """Rates near `wish` (ppb) that keep all bounds at these offsets, if there are any: with the offsets fixed, every
+    bound limits the difference of two rates, from above if its message is late, from below if it is early."""
+    weights = np.full((c.nodes, c.nodes), UNREACHED, dtype=np.int64)
+    np.fill_diagonal(weights, 0)
+    weights[c.pattern.a, c.pattern.b] = RATE_BOX
+    slack = c.upper - (theta[c.b] - theta[c.a])
+    for times in (np.where(c.always, w.lo, c.at), np.where(c.always, w.hi, c.at)):
+        since = times - w.mid
+        away = np.maximum(np.abs(since), 1)
+        most = np.where(slack > RATE_BOX * away // PPB, RATE_BOX, np.maximum(slack, -(10**9)) * PPB // away)
+        late = since > 0
+        ends = np.where(late, c.a, c.b), np.where(late, c.b, c.a)
+        np.minimum.at(weights, ends, np.where(since == 0, RATE_BOX, np.maximum(most, -2 * RATE_BOX)))
+    if not close(c.pattern, weights):
+        return None
+    rates = potentials(c.pattern, weights, wish)
+    rates -= rates[c.root]
+    return rates
+
+
+def _middle_rates(c: Constraints, w: Window, ties: Ties) -> IntArray:
+    """The middle of the feasible rates (0 where the clocks are not taken for lines)."""
+    if w.rates is None:
+        return np.zeros(c.nodes, dtype=np.int64)
+    up, down = Bounds(c.pattern, w.rates).around(ties.roots)
+    return (np.minimum(up, RATE_BOX) - np.minimum(down, RATE_BOX)) // 2
+
+
+def _searched(c: Constraints, theta: IntArray, slope: IntArray, w: Window) -> tuple[IntArray | None, IntArray | None]:
+    """Offsets near `theta` and rates that keep all bounds, found from `slope` by the relaxation method: as long as the
+    rates leave cycles of bounds that cannot hold together, move the rates across each cycle's limit. The offsets drop
+    out of a cycle, so its limit is one half-space of rates. (None, None) where it does not end."""
+    slope = slope.copy()
+    for _ in range(_SEARCH):
+        edges = edges_along(c, slope, w.mid, (w.lo, w.hi))
+        cycles = negative_cycles(edges)
+        if not cycles:
+            return _offsets_for(c, theta, slope, w), slope
+        for cycle in cycles:
+            pull: dict[int, int] = {}
+            for a, b, since in _since(c, edges, cycle, slope, w):
+                pull[b] = pull.get(b, 0) + since
+                pull[a] = pull.get(a, 0) - since
+            norm = sum(g * g for g in pull.values())
+            if norm == 0:
+                return None, None
+            # Half as far again as the limit itself: that ends in finitely many steps if there is any room at all.
+            over = -int(edges.w[cycle].sum()) * 3 // 2 + 1
+            for node, g in pull.items():
+                slope[node] -= over * g * PPB // norm
+    return None, None
+
+
+def _since(c: Constraints, edges: Edges, cycle: list[int], slope: IntArray, w: Window) -> list[tuple[int, int, int]]:
+    """Nodes and time from mid-window of each bound of a cycle; of those that always hold, the end that limits."""
+    out: list[tuple[int, int, int]] = []
+    for p in cycle:
+        a, b, n = int(edges.a[p]), int(edges.b[p]), int(edges.fact[p])
+        at = int(c.at[n])
+        if c.always[n]:
+            at = w.hi if slope[b] >= slope[a] else w.lo
+        out.append((a, b, at - w.mid))
     return out
 
 

@@ -31,7 +31,8 @@ class Correction:
         if since.size and int(np.abs(since).max()) * max(int(np.abs(rise).max()), 1) >= 1 << 62:
             exact = [s * r // n for s, r, n in zip(since.tolist(), rise.tolist(), run.tolist(), strict=True)]
             return off[k] + np.array(exact, dtype=np.int64)
-        return off[k] + since * rise // run
+        exact_enough: IntArray = off[k] + since * rise // run
+        return exact_enough
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Literal
 from traceana.errors import ClockError
 from traceana.tables import RankInfo
 
-__all__ = ["CPU_GPU_NS", "SAME_HOST_NS", "Assume", "Prior", "Probe", "choose_prior", "parse_assume", "read_probes"]
+__all__ = ["CPU_GPU_NS", "SAME_HOST_NS", "Assume", "Prior", "Probe", "choose_prior", "host_names", "read_probes"]
 
 # Ranks of one host read one clock; each profiler fits its own line to it (Kineto: 1001 readings at both ends).
 SAME_HOST_NS = 5_000
@@ -30,11 +30,30 @@ class Assume:
     kind: Literal["auto", "same-host", "ntp", "none"] = "auto"
     microseconds: int = 0
 
+    @classmethod
+    def parse(cls, text: str | None) -> Assume:
+        """`same-host`, `ntp:MICROSECONDS`, `none`, or None for the default. Raises ClockError for anything else."""
+        if text is None or text == "auto":
+            return cls()
+        if text == "same-host":
+            return cls("same-host")
+        if text == "none":
+            return cls("none")
+        head, _, tail = text.partition(":")
+        if head == "ntp" and tail.isascii() and tail.isdigit() and 0 < int(tail) <= 10**9:
+            return cls("ntp", int(tail))
+        raise ClockError(
+            f"cannot read the clock assumption {text!r}",
+            where="--assume",
+            hint="give same-host, ntp:MICROSECONDS (for instance ntp:500) or none",
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Prior:
     """Ranks that share a host's clock (`host_of[rank]`: an index), how far the clocks of two hosts may be apart
-    (`between_ns`; None: unknown), and the reason in words. With kind none, hosts only say whose probes concern a rank."""
+    (`between_ns`; None: unknown), and the reason in words. With kind none, hosts only say whose probes concern a
+    rank."""
 
     kind: Literal["same-host", "ntp", "none"]
     reason: str
@@ -51,24 +70,6 @@ class Probe:
     b: int
     upper_ns: int
     at_ns: int
-
-
-def parse_assume(text: str | None) -> Assume:
-    """`same-host`, `ntp:MICROSECONDS`, `none`, or None for the default. Raises ClockError for anything else."""
-    if text is None or text == "auto":
-        return Assume()
-    if text == "same-host":
-        return Assume("same-host")
-    if text == "none":
-        return Assume("none")
-    head, _, tail = text.partition(":")
-    if head == "ntp" and tail.isascii() and tail.isdigit() and 0 < int(tail) <= 10**9:
-        return Assume("ntp", int(tail))
-    raise ClockError(
-        f"cannot read the clock assumption {text!r}",
-        where="--assume",
-        hint="give same-host, ntp:MICROSECONDS (for instance ntp:500) or none",
-    )
 
 
 def _hosts(infos: Sequence[RankInfo], manifest: Mapping[str, object] | None) -> dict[int, str]:
@@ -123,9 +124,9 @@ def choose_prior(
     if nnodes == 1:
         return Prior("same-host", "the server ran on one node (nnodes 1)", everyone)
     devices = [i.device for i in infos]
-    if nnodes is None and None not in devices and len(set(devices)) == len(devices):
-        if len({i.base_time_ns for i in infos}) == 1:
-            return Prior("same-host", "all traces have the same base time and each its own GPU index", everyone)
+    own_gpu = None not in devices and len(set(devices)) == len(devices)
+    if nnodes is None and own_gpu and len({i.base_time_ns for i in infos}) == 1:
+        return Prior("same-host", "all traces have the same base time and each its own GPU index", everyone)
     return Prior("none", "nothing shows that the ranks share a host", by_host)
 
 

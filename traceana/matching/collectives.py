@@ -1,6 +1,6 @@
 """Collectives (all-reduce, all-gather, all-to-all, ...) matched over the ranks of their process group.
 
-Kineto gives a kernel that PyTorch launched the group, the collective and, in some versions, the group's counter (`seq`).
+Kineto gives a kernel that PyTorch launched its group, collective and, in some versions, the group's counter (`seq`).
 Kernels of a CUDA graph and those of old traces carry nothing but their names. So: by counter where there is one, else
 by order, and the order is checked without any clock: a collective ends on all its ranks at about the same instant,
 hence the gaps between successive ends are the same on every rank. Where that cannot tell two pairings apart, or where

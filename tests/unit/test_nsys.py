@@ -266,6 +266,38 @@ def test_damage_is_an_error_or_a_loss(tmp_path: Path, data: st.DataObject) -> No
         assert rank.device.filter(pl.col("end_ns") < pl.col("ts_ns")).height == 0
 
 
+ODD = st.sampled_from([None, -(2**63), 2**63 - 1, -1, 0, 1 << 40, 1.5, "text", b"\xff\x00", "\x1b[31m"])
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_odd_values_are_an_error_or_a_loss(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "x.sqlite"
+    path.unlink(missing_ok=True)
+    export = two_stages()
+    export.p2p(300, 0, 1000, ["ncclSend"])
+    export.range(300, 90, 400, "run_batch")
+    export.write(path, epoch_ns=EPOCH)
+    with sqlite3.connect(path) as database:
+        for _ in range(data.draw(st.integers(1, 5))):
+            tables = [t for t, _ in export.rows]
+            table = data.draw(st.sampled_from(sorted(set(tables))))
+            column = data.draw(st.sampled_from([str(r[1]) for r in database.execute(f"PRAGMA table_info({table})")]))
+            row = data.draw(st.integers(1, 5))
+            try:
+                database.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (data.draw(ODD), row))
+            except sqlite3.IntegrityError:
+                continue
+    database.close()
+    try:
+        ranks = read_nsys(path)
+    except SourceError:
+        return
+    for rank in ranks:
+        assert rank.device.filter(pl.col("end_ns") < pl.col("ts_ns")).height == 0
+        assert rank.annotations.filter(pl.col("end_ns") < pl.col("ts_ns")).height == 0
+
+
 def test_secrets_are_named_and_not_read(tmp_path: Path) -> None:
     export = two_stages()
     export.add("META_DATA_CAPTURE", name="PROCESS_0:ENVIRONMENT_VARIABLE", value='HF_TOKEN="s3cr3t"')

@@ -24,6 +24,9 @@ _KERNEL, _GRAPH = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE
 _ACTIVITIES = (_KERNEL, _GRAPH, "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
 _RANGES = (59, 60, 70, 71)  # NVTX push/pop and start/end ranges; the second pair imported from text
 _ROWS_AT_ONCE = 200_000
+_LONGEST_NS = 1 << 61
+# What sqlite3 raises while it reads: the second where a damaged schema holds names that are no UTF-8.
+_DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 _HINT = "export the report again with `nsys export --type sqlite --force-overwrite=true REPORT.nsys-rep`"
 
 # Table -> columns to read; all integers. Names are ids of StringIds.
@@ -80,7 +83,7 @@ def read_export(path: Path) -> NsysExport:
         for name in _COLUMNS:
             try:
                 frames[name] = _read(database, name, losses) if name in tables else _empty(name)
-            except sqlite3.DatabaseError as error:
+            except _DAMAGE as error:
                 if name == _KERNEL:
                     raise
                 losses.append(loss("nsys_table_damaged", "error", 1, f"{path.name}: {name}: {error}"))
@@ -98,7 +101,7 @@ def read_export(path: Path) -> NsysExport:
             path=path,
             tables=frames,
             strings=_strings(database, tables, used, losses),
-            epoch_ns=next((r[0] for r in epoch if isinstance(r[0], int)), None),
+            epoch_ns=next((r[0] for r in epoch if isinstance(r[0], int) and 0 <= r[0] <= _LONGEST_NS), None),
             processes={
                 r[0]: (r[1], str(r[2] or "")) for r in processes if isinstance(r[0], int) and isinstance(r[1], int)
             },
@@ -139,7 +142,7 @@ def _opened(path: Path) -> Generator[sqlite3.Connection, None, None]:
         database.execute("PRAGMA trusted_schema = OFF")  # a database may bring functions of its own
         database.text_factory = lambda data: data.decode("utf-8", "replace")
         yield database
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise SourceError(f"damaged nsys export: {error}", where=str(path), hint=_HINT) from error
     finally:
         database.close()
@@ -159,7 +162,7 @@ def _rows(
         return []
     try:
         return database.execute(query).fetchall()
-    except sqlite3.DatabaseError as error:
+    except _DAMAGE as error:
         losses.append(loss("nsys_table_damaged", "warning", 1, f"{table}: {error}"))
         return []
 
@@ -191,9 +194,11 @@ def _read(database: sqlite3.Connection, table: str, losses: list[Loss]) -> pl.Da
         parts.append(pl.DataFrame(rows, schema=columns, orient="row"))
     frame = pl.concat(parts)
     good = frame.drop_nulls("start" if table == "NVTX_EVENTS" else ["start", "end"])
-    good = good.filter((pl.col("end") >= pl.col("start")).fill_null(True))
+    # Beyond decades of the session a time is none, and the epoch added to it could pass the largest integer.
+    possible = (pl.col(c).is_between(-_LONGEST_NS, _LONGEST_NS).fill_null(True) for c in ("start", "end"))
+    good = good.filter((pl.col("end") >= pl.col("start")).fill_null(True), *possible)
     if good.height < frame.height:
-        detail = f"{table}: rows without a start or an end after it"
+        detail = f"{table}: rows without a start, or without an end after it"
         losses.append(loss("event_negative_duration", "warning", frame.height - good.height, detail))
     return good
 

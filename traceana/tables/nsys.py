@@ -164,7 +164,7 @@ def _device(export: NsysExport, losses: list[Loss]) -> pl.DataFrame:
         pl.col("correlationId").alias("correlation"),
         "bytes",
     )
-    good = every.drop_nulls(["process", "device", "stream"])
+    good = every.drop_nulls(["process", "stream"]).filter(pl.col("device").is_between(0, 2**31 - 1))
     if good.height < every.height:
         detail = "activities without a process, a GPU or a stream"
         losses.append(loss("nsys_activity_unplaced", "warning", every.height - good.height, detail))

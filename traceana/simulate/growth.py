@@ -1,0 +1,96 @@
+"""GPU time of a forward as a function of its batch: measured where the capture has the batch, else between two ends.
+
+A decode step reads the weights it touches whatever the batch. So one end says that nothing grows. The other lets the
+MoE kernels grow with the experts that a batch touches, E (1 - (1 - k/E)^batch) of E with k a token; without MoE kernels
+it lets attention grow with the requests, as it does for long contexts. A prediction takes the middle of the two times,
+and its range both. Between two measured batches the same curve is drawn through both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import polars as pl
+
+from traceana.intervals import IntArray
+from traceana.simulate.kernels import Kernels
+
+__all__ = ["CONSTANT", "GROWING", "MIDDLE", "PPM", "Experts", "experts_of", "scaled_to_batch", "source_batch", "touched_ppm"]
+
+CONSTANT, GROWING, MIDDLE = "constant", "growing", "middle"
+PPM = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Experts of a layer and how many a token takes; `assumed` names what the capture does not say."""
+
+    count: int
+    top_k: int
+    assumed: tuple[str, ...] = ()
+
+
+def experts_of(facts: Mapping[str, object]) -> Experts:
+    """From the server's facts; 128 experts and 8 a token, as most MoE models of today, where they do not say."""
+    model = facts.get("model")
+    told = cast("Mapping[str, object]", model) if isinstance(model, Mapping) else {}
+    count, top_k = told.get("experts"), told.get("top_k")
+    assumed: list[str] = []
+    if not isinstance(count, int) or count < 1:
+        count = 128
+        assumed.append("128 experts")
+    if not isinstance(top_k, int) or top_k < 1:
+        top_k = min(8, count)
+        assumed.append(f"{top_k} experts a token")
+    return Experts(count, min(top_k, count), tuple(assumed))
+
+
+def touched_ppm(experts: Experts, batch: int) -> int:
+    """Share of the experts that `batch` tokens touch, in parts per million, rounded up; at least one token's."""
+    miss = (experts.count - experts.top_k) ** batch * PPM // experts.count**batch
+    return max(1, PPM - miss)
+
+
+def source_batch(measured: Mapping[int, object], batch: int) -> int:
+    """The measured batch whose visits stand in for `batch`: itself, else the nearest, the larger one on a tie."""
+    sizes = [b for b in measured if b > 0]
+    return min(sizes, key=lambda b: (abs(b - batch), -b))
+
+
+def scaled_to_batch(
+    kernels: Kernels, gpu: IntArray, rows_of: Mapping[int, IntArray], batch: int, end: str, experts: Experts
+) -> tuple[int, IntArray]:
+    """The batch whose rows stand in for `batch`, and GPU times of those rows for `batch` at one `end`.
+
+    `gpu` are the times of all rows as they would be for their own batch. Between two measured batches the ends agree.
+    """
+    near = source_batch(rows_of, batch)
+    rows = rows_of[near]
+    if near == batch:
+        return near, gpu[rows]
+    growing = kernels.of(pl.col("class") == "moe")
+    moe = bool(growing.any())
+
+    def size(b: int) -> int:
+        """What the growing part is proportional to."""
+        return touched_ppm(experts, b) if moe else b * PPM
+
+    sizes = sorted(b for b in rows_of if b > 0)
+    below, above = [b for b in sizes if b < batch], [b for b in sizes if b > batch]
+    if below and above:
+        low, high = below[-1], above[0]
+        mean = {b: int(gpu[rows_of[b]].sum()) // rows_of[b].size for b in (low, high)}
+        way = (size(batch) - size(low)) * PPM // max(size(high) - size(low), 1)
+        target = mean[low] + (mean[high] - mean[low]) * way // PPM
+        return near, np.maximum(gpu[rows] + target - mean[near], 0)
+    if end == CONSTANT:
+        return near, gpu[rows]
+    if not moe:
+        growing = kernels.of(pl.col("class") == "attention")
+    # What a change has taken from the forward was not all of the growing part: that keeps its share of what is left.
+    share = growing[rows] * gpu[rows] // np.maximum(kernels.gpu[rows], 1)
+    more = share * (size(batch) * PPM // size(near) - PPM) // PPM
+    return near, np.maximum(gpu[rows] + (more // 2 if end == MIDDLE else more), 0)

@@ -1,0 +1,189 @@
+"""A scenario played through the loop: from pieces, a host speed and a choice of ends to a round of all slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from traceana.intervals import IntArray
+from traceana.simulate.growth import CONSTANT, PPM, Experts, scaled_to_batch
+from traceana.simulate.hosts import graph_launch_ns, unprofiled
+from traceana.simulate.loop import Hops, Loop, Step, simulate
+from traceana.simulate.parts import COLUMNS, Parts
+from traceana.simulate.scenario import Scenario
+
+__all__ = ["EAGER_NS", "Ends", "HostSpeed", "Round", "play", "play_as_profiled"]
+
+# Host time of one kernel launched by itself, not profiled: of the launch alone (launch.json of the captures' p2p-nccl
+# folder), and with SGLang's Python around it in a decode step without graphs (D of the captures).
+EAGER_NS = (10_000, 75_000)
+_LEAST_VISITS = 24
+_LAST_KERNEL_NS = 5_000
+_SCHEDULE, _LAUNCH, _TAIL = (COLUMNS.index(name) for name in ("schedule", "launch", "tail"))
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpeed:
+    """`speed` (ppm) of the measured host pieces, `equal` a factor (ppm) per stage, `known` ns per stage and column that
+    are not scaled. `launch` is the speed of launching kernel by kernel, where that is another one."""
+
+    speed: int
+    equal: tuple[int, ...]
+    known: tuple[IntArray, ...]
+    launch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What is not known and has two ends: how a forward grows with its batch, what an eager launch costs."""
+
+    growth: str = CONSTANT
+    eager_ns: int = EAGER_NS[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A steady round of all slots: its length in ns, tokens computed in it, micro-batches, and GPU ns per stage."""
+
+    ns: int
+    tokens: int
+    steps: int
+    gpu: tuple[int, ...]
+
+    @property
+    def throughput(self) -> int:
+        """Tokens per second, in thousandths."""
+        return self.tokens * 1_000_000_000_000 // max(self.ns, 1)
+
+
+def play(
+    parts: Parts, scenario: Scenario, speed: HostSpeed, pattern: Sequence[int], experts: Experts, ends: Ends,
+    largest_graph: int | None = None,
+) -> Round:  # fmt: skip
+    """A round of `scenario` with the slots' batches `pattern`, on the unprofiled server. Batches above `largest_graph`
+    are launched kernel by kernel. Where the capture holds no decode step, its own visits are played in their order."""
+    made = [_Stage(parts, scenario, speed, s) for s in range(len(parts.stages))]
+    if parts.decode:
+        kinds = [{b: m.steps(b, experts, ends, largest_graph) for b in sorted(set(pattern))} for m in made]
+        length, order = len(pattern), _turns(pattern, kinds[0], max(_LEAST_VISITS, parts.visits.size))
+        steps = [[of[b][1][turn % len(of[b][1])] for b, turn in order] for of in kinds]
+        tokens, filled = sum(pattern), sum(b > 0 for b in pattern)
+        window = length * -(-max(_LEAST_VISITS, parts.visits.size) // length)
+    else:
+        window = length = parts.visits.size
+        warm = -(-_LEAST_VISITS // window) * window
+        rows = [m.as_seen(ends) for m in made]
+        steps = [[r[v % window] for v in range(warm + window + 1)] for r in rows]
+        tokens, filled = int(parts.tokens.sum()), int((parts.batch > 0).sum())
+    hops = [_slowed(h, speed.speed) for h in scenario.hops]
+    starts = simulate(Loop(steps, hops, scenario.depth, parts.one_stream), len(steps[0])).starts[0]
+    last = len(starts) - 1
+    span = starts[last] - starts[last - window]
+    gpu = tuple(sum(s.gpu for s in of_stage[last - window : last]) * length // window for of_stage in steps)
+    return Round(span * length // window, tokens, filled, gpu)
+
+
+def play_as_profiled(parts: Parts) -> int:
+    """Time of a visit when the capture's own visits are played in their order with nothing taken out, ns: what the model
+    says of the profiled server, to be compared with `parts.period_ns`."""
+    count = parts.visits.size
+    warm = -(-_LEAST_VISITS // count) * count
+    steps: list[list[Step]] = []
+    for stage in parts.stages:
+        rows = zip(stage.host.tolist(), parts.batch.tolist(), stage.kernels.gpu.tolist(), stage.graphed.tolist(), strict=True)
+        own = [Step(*host, batch, gpu, _LAST_KERNEL_NS, graphed) for host, batch, gpu, graphed in rows]
+        steps.append([own[v % count] for v in range(warm + count + 1)])
+    starts = simulate(Loop(steps, parts.hops, parts.depth, parts.one_stream), warm + count + 1).starts[0]
+    return (starts[-1] - starts[-1 - count]) // count
+
+
+def _turns(pattern: Sequence[int], kinds: dict[int, tuple[int, list[Step]]], window: int) -> list[tuple[int, int]]:
+    """(batch, which of the measured visits that stand in for it) of every visit to play. Visits are taken in the order
+    in which they were measured, whatever the slot: neighbours in time stay neighbours, on every stage."""
+    slots = len(pattern)
+    total = max(2 * slots, _LEAST_VISITS) + slots * -(-window // slots) + 1
+    taken = dict.fromkeys((near for near, _ in kinds.values()), 0)
+    order: list[tuple[int, int]] = []
+    for visit in range(total):
+        batch = pattern[visit % slots]
+        near = kinds[batch][0]
+        order.append((batch, taken[near]))
+        taken[near] += 1
+    return order
+
+
+def _slowed(hop: Hops, speed: int) -> Hops:
+    """gloo messages are work of two hosts, so they go at the hosts' speed; what NCCL moves does not."""
+    return replace(
+        hop, requests=hop.requests * speed // PPM, proxy=hop.proxy * speed // PPM, output=hop.output * speed // PPM
+    )
+
+
+class _Stage:
+    """One stage of a scenario at a host speed: its host pieces for all rows, and steps made of them."""
+
+    def __init__(self, parts: Parts, scenario: Scenario, speed: HostSpeed, s: int) -> None:
+        self.parts, self.scenario, self.stage, self.s = parts, scenario, parts.stages[s], s
+        known = np.minimum(speed.known[s], self.stage.host)
+        own = speed.speed * speed.equal[s] // PPM
+        host = unprofiled(parts, s, speed.known[s], own, own if speed.launch is None else speed.launch, scenario.nodes[s])
+        host = host * scenario.columns // PPM
+        if scenario.taken[s]:
+            host = _without(host, known, scenario.taken[s])
+        host[:, _SCHEDULE] += scenario.host[s]
+        self.host = host
+
+    def steps(self, batch: int, experts: Experts, ends: Ends, largest_graph: int | None) -> tuple[int, list[Step]]:
+        """The measured batch whose visits stand in for `batch`, and those visits."""
+        rows_of = self.parts.rows_of
+        if batch == 0:
+            near = 0 if 0 in rows_of else max(rows_of)
+            return near, [Step(*row) for row in self.host[rows_of[near]].tolist()]
+        gpu = self.scenario.gpu[self.s]
+        near, gpu = scaled_to_batch(self.stage.kernels, gpu, rows_of, batch, ends.growth, experts)
+        rows = rows_of[near]
+        off = self.scenario.graph is False or (largest_graph is not None and batch > largest_graph)
+        return near, self._made(rows, gpu, np.full(rows.size, batch), off, ends)
+
+    def as_seen(self, ends: Ends) -> list[Step]:
+        """Every measured visit with its own batch."""
+        rows = np.arange(self.parts.visits.size)
+        return self._made(rows, self.scenario.gpu[self.s], self.parts.batch, self.scenario.graph is False, ends)
+
+    def _made(self, rows: IntArray, gpu: IntArray, batch: IntArray, off: bool, ends: Ends) -> list[Step]:
+        host, graphed = self.host[rows], self.stage.graphed[rows]
+        nodes, issue = self.scenario.nodes[self.s][rows], self.scenario.issue[self.s][rows]
+        left = self.stage.kernels.count[rows] * issue // PPM  # kernels that a change has left
+        launch = np.where(graphed, host[:, _LAUNCH], host[:, _LAUNCH] * issue // PPM)
+        if self.scenario.graph is True:
+            # The layers become one launch; what prepares the forward and what samples is launched as before.
+            each = launch // np.maximum(left, 1)
+            before, after = self.stage.kernels.before[rows], self.stage.kernels.after[rows]
+            together = np.array([graph_launch_ns(int(n)) for n in nodes], dtype=np.int64)
+            host[:, _TAIL] += np.where(graphed, 0, each * after)
+            launch = np.where(graphed, launch, np.minimum(each * before + together, launch))
+            graphed = np.ones_like(graphed)
+        elif off:
+            launch = np.where(graphed, left * ends.eager_ns, launch)
+            graphed = np.zeros_like(graphed)
+        host[:, _LAUNCH] = launch
+        columns = zip(host.tolist(), batch.tolist(), gpu.tolist(), graphed.tolist(), strict=True)
+        return [Step(*row, b, g, _LAST_KERNEL_NS, together_) for row, b, g, together_ in columns]
+
+
+def _without(host: IntArray, known: IntArray, ns: int) -> IntArray:
+    """`host` with `ns` off every visit: off what is known to be no work of the scheduler's first, then off the longest
+    pieces, never below zero."""
+    host = host.copy()
+    left = np.full(host.shape[0], ns, dtype=np.int64)
+    held = known.max(axis=0)
+    first = [int(c) for c in np.argsort(-held, kind="stable") if held[c]]
+    limits = [(c, known[:, c]) for c in first]
+    limits += [(int(c), host[:, int(c)].copy()) for c in np.argsort(-np.median(host, axis=0), kind="stable")]
+    for column, most in limits:
+        off = np.minimum(np.minimum(most, host[:, column]), left)
+        host[:, column] -= off
+        left -= off
+    return host

@@ -1,0 +1,235 @@
+"""`predict`: what changes would do to the throughput of the unprofiled server, with a range and what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from traceana.errors import ModelError
+from traceana.model.model import Model
+from traceana.simulate.calibrate import Calibration, calibrate
+from traceana.simulate.changes import Change
+from traceana.simulate.growth import CONSTANT, GROWING, MIDDLE, PPM, Experts, experts_of
+from traceana.simulate.merge import merged_ratio
+from traceana.simulate.parts import Parts, measure
+from traceana.simulate.play import EAGER_NS, Ends, Round, play, play_as_profiled
+from traceana.simulate.scenario import Scenario, apply
+
+__all__ = ["NOISE_PERCENT", "Prediction", "Predictor", "StageFigures", "predict", "predict_many"]
+
+# Two runs of one server differ by more than 5 % in a quarter of the pairs (docs/concepts/whatif.md).
+NOISE_PERCENT = 6
+METHOD = (
+    "slot-level simulation of SGLang's pipeline loop with this capture's host pieces, GPU times and hops; "
+    "own throughput times the predicted ratio"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StageFigures:
+    """One stage in the predicted server: share of time its GPU computes, and idle ns per micro-batch step."""
+
+    rank: int
+    utilisation: float
+    bubble_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Throughputs are decode tokens per second of the whole unprofiled server, `low` to `high` the range; `period_ns` is
+    the time of a micro-batch step, `token_ns` from one token of a request to its next. `slots` are the batches of the
+    predicted slots, None where the capture's visits were played as they were."""
+
+    baseline: float
+    source: str
+    throughput: float
+    low: float
+    high: float
+    period_ns: int
+    token_ns: int
+    stages: tuple[StageFigures, ...]
+    slots: tuple[int, ...] | None
+    changes: tuple[str, ...]
+    method: str
+    calibration: str
+    extrapolations: tuple[str, ...]
+
+    @property
+    def gain(self) -> float:
+        """Predicted over own throughput, less one."""
+        return self.throughput / self.baseline - 1
+
+    def as_json(self) -> dict[str, object]:
+        """The document of `traceana whatif --json` (docs/concepts/whatif.md)."""
+        return {
+            "baseline": {"throughput_tokens_per_s": self.baseline, "source": self.source},
+            "predicted": {
+                "throughput_tokens_per_s": self.throughput,
+                "low": self.low,
+                "high": self.high,
+                "period_ns": self.period_ns,
+                "token_ns": self.token_ns,
+                "slots": None if self.slots is None else list(self.slots),
+                "stages": [{"rank": s.rank, "utilisation": s.utilisation, "bubble_ns": s.bubble_ns} for s in self.stages],
+            },
+            "changes": list(self.changes),
+            "method": self.method,
+            "calibration": self.calibration,
+            "extrapolations": list(self.extrapolations),
+        }
+
+
+class Predictor:
+    """A capture cut into pieces and calibrated once, to predict with many times."""
+
+    def __init__(self, model: Model) -> None:
+        """Raises ModelError where the capture is no pipeline or cannot be played (see `traceana.simulate.parts`)."""
+        self.parts = measure(model)
+        self.experts: Experts = experts_of(model.facts)
+        self._calibrations: dict[tuple[int, ...], list[Calibration]] = {}
+        self.identity_ns = play_as_profiled(self.parts)
+
+    def calibrations(self, taken: Sequence[int]) -> list[Calibration]:
+        """Calibrations given what is said to be taken off each stage's host, made once."""
+        key = tuple(taken)
+        if key not in self._calibrations:
+            self._calibrations[key] = calibrate(self.parts, self.experts, key)
+        return self._calibrations[key]
+
+    def predict(self, changes: Sequence[Change]) -> Prediction:
+        """What `changes`, all of them together, would give. Raises TraceanaError where one does not fit the capture."""
+        parts = self.parts
+        scenario = apply(parts, changes)
+        calibrations = self.calibrations(scenario.taken)
+        largest = _largest_graph(parts)
+        sizes = {b for _, pattern in scenario.patterns for b in pattern if b}
+        if parts.decode and not sizes:
+            raise ModelError("no slot holds a request", hint="allow at least one request to run")
+        unseen = sorted(b for b in sizes if b not in parts.rows_of) if parts.decode else []
+        beyond = [b for b in unseen if not _between(parts, b)]
+        eager = scenario.graph is False or (largest is not None and any(b > largest for b in sizes) and _graphed(parts))
+        ends = [
+            Ends(growth, cost)
+            for growth in ((MIDDLE, CONSTANT, GROWING) if beyond else (MIDDLE,))
+            for cost in (tuple(reversed(EAGER_NS)) if eager else EAGER_NS[1:])
+        ]
+        outcomes: list[tuple[int, Round, Calibration, Ends, str]] = []
+        for calibration in calibrations:
+            for arrival, pattern in scenario.patterns:
+                for end in ends:
+                    done = play(parts, scenario, calibration.speed, pattern, self.experts, end, largest)
+                    ratio = done.throughput * PPM // max(calibration.round.throughput, 1)
+                    if scenario.merge:
+                        ratio = ratio * merged_ratio(parts, scenario, calibration, done, pattern, self.experts, end) // PPM
+                    outcomes.append((ratio, done, calibration, end, arrival))
+        return self._summary(changes, scenario, calibrations, outcomes, unseen, beyond, eager)
+
+    def _summary(
+        self, changes: Sequence[Change], scenario: Scenario, calibrations: Sequence[Calibration],
+        outcomes: Sequence[tuple[int, Round, Calibration, Ends, str]], unseen: Sequence[int], beyond: Sequence[int], eager: bool,
+    ) -> Prediction:  # fmt: skip
+        parts = self.parts
+        # In the middle: the likeliest arrival, the middle of growth and the measured cost of eager launches; the mean of
+        # what the calibrations say.
+        likely = scenario.patterns[0][0]
+        central = [o for o in outcomes if o[4] == likely and o[3] == Ends(MIDDLE, EAGER_NS[1])]
+        middle = len(calibrations) // 3 if parts.throughput is None else None
+        if middle is not None:
+            dilations = sorted({c.speed.speed for c in calibrations})
+            central = [o for o in central if o[2].speed.speed == dilations[len(dilations) // 2]]
+        rounds = [c.round.throughput for c in ({id(o[2]): o[2] for o in central}).values()]
+        own = parts.throughput if parts.throughput is not None else sum(rounds) // len(rounds)
+        predicted = own * (sum(o[0] for o in central) // len(central)) // PPM
+        reach = [own * o[0] // PPM if parts.throughput is not None else o[1].throughput for o in outcomes]
+        low = min([*reach, predicted]) * (100 - NOISE_PERCENT) // 100
+        high = max([*reach, predicted]) * (100 + NOISE_PERCENT) // 100
+        if not changes:
+            low, high = predicted * (100 - NOISE_PERCENT) // 100, predicted * (100 + NOISE_PERCENT) // 100
+        # One round stands for the figures per stage: the central one whose throughput is nearest to the prediction.
+        shown = min(central, key=lambda o: (abs(own * o[0] // PPM - predicted), o[0]))[1]
+        period = shown.ns // max(shown.steps, 1)
+        stages = tuple(
+            StageFigures(stage.rank, min(1.0, gpu / max(shown.ns, 1)), max(0, (shown.ns - gpu) // max(shown.steps, 1)))
+            for stage, gpu in zip(parts.stages, shown.gpu, strict=True)
+        )
+        return Prediction(
+            baseline=own / 1000,
+            source=parts.source or "simulated: the capture does not say the server's own throughput",
+            throughput=predicted / 1000,
+            low=low / 1000,
+            high=high / 1000,
+            period_ns=period,
+            token_ns=shown.ns,
+            stages=stages,
+            slots=scenario.patterns[0][1] if parts.decode else None,
+            changes=tuple(c.text for c in changes),
+            method=METHOD,
+            calibration=self._calibrated(calibrations),
+            extrapolations=(*scenario.notes, *self._extrapolated(scenario, unseen, beyond, eager)),
+        )
+
+    def _calibrated(self, calibrations: Sequence[Calibration]) -> str:
+        parts = self.parts
+        error = (self.identity_ns - parts.period_ns) / parts.period_ns
+        identity = f"the model gives the profiled period within {error:+.1%}"
+        held = [int(k.sum()) for k in calibrations[0].speed.known]
+        fixed = ", ".join(f"{ns / 1e6:.2f} ms of stage {s}" for s, ns in enumerate(held) if ns)
+        kept = f"; not scaled, as a sleep would be: {fixed}" if fixed else ""
+        ways = ", ".join(f"{c.dilation:.2f} with hosts {c.name}" for c in calibrations)
+        if parts.throughput is None:
+            return f"host dilation unknown, tried {ways}; {identity}{kept}"
+        missed = "" if all(c.matched for c in calibrations) else "; host time alone does not explain the server's own throughput"
+        return f"host dilation by profiling {ways}, from the server's own throughput; {identity}{kept}{missed}"
+
+    def _extrapolated(self, scenario: Scenario, unseen: Sequence[int], beyond: Sequence[int], eager: bool) -> list[str]:
+        out: list[str] = []
+        between = [b for b in unseen if b not in beyond]
+        if between:
+            out.append(f"batch {_listed(between)}: interpolated between measured batches")
+        if beyond:
+            experts = self.experts
+            assumed = f" ({', '.join(experts.assumed)} assumed)" if experts.assumed else ""
+            out.append(
+                f"batch {_listed(beyond)} was not measured: between no growth of the forward and MoE time growing with the "
+                f"experts touched, {experts.count} with {experts.top_k} a token{assumed}; attention where there is no MoE"
+            )
+        if eager:
+            low, high = (ns // 1000 for ns in EAGER_NS)
+            out.append(f"kernels launched one by one cost the host {low} to {high} us each, unprofiled (defaults, not measured here)")
+        if scenario.graph is True:
+            out.append("kernels of a graph are taken as fast as launched one by one, with 0.5 us between them")
+        return out
+
+
+def predict(model: Model, changes: Sequence[Change]) -> Prediction:
+    """What `changes`, all together, would do to the server of `model`. Raises TraceanaError where they do not fit."""
+    return Predictor(model).predict(changes)
+
+
+def predict_many(model: Model, alternatives: Sequence[Sequence[Change]]) -> list[Prediction]:
+    """One prediction for each set of changes; the capture is cut and calibrated once."""
+    predictor = Predictor(model)
+    return [predictor.predict(changes) for changes in alternatives]
+
+
+def _between(parts: Parts, batch: int) -> bool:
+    sizes = [b for b in parts.rows_of if b > 0]
+    return min(sizes) < batch < max(sizes)
+
+
+def _graphed(parts: Parts) -> bool:
+    return any(bool(s.graphed.any()) for s in parts.stages)
+
+
+def _largest_graph(parts: Parts) -> int | None:
+    graphs = parts.facts.get("cuda_graph")
+    sizes = graphs.get("captured_sizes") if isinstance(graphs, dict) else None
+    if not isinstance(sizes, list) or not sizes or not _graphed(parts):
+        return None
+    # SGLang captures no size above max_running_requests: where that is what ended the list, it is no limit.
+    running = parts.facts.get("max_running_requests")
+    return max(sizes) if not isinstance(running, int) or max(sizes) < running else None
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))

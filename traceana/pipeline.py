@@ -16,6 +16,8 @@ from traceana.clock.model import ClockModel
 from traceana.clock.apply import apply_clock, shift_controls, shift_messages, shift_rows
 from traceana.clock.prior import parse_assume
 from traceana.errors import ModelError, TraceanaError
+from traceana.findings import answer, find
+from traceana.findings.find import Predict
 from traceana.matching.collectives import match_collectives
 from traceana.matching.launches import launches
 from traceana.matching.match import Matched, match
@@ -229,8 +231,13 @@ def _document(model: Model, clock: ClockModel, results: Mapping[str, Result], lo
         "skipped": {r.name: r.skipped for r in results.values() if r.skipped},
         "losses": losses.to_dicts(),
     }
-    document.setdefault("findings", [])
-    return document
+    found = find(document, predictor(model))
+    return document | {"findings": [f.as_json() for f in found], "answers": answer(document, found)}
+
+
+def predictor(model: Model) -> Predict | None:
+    """What prices findings; None where this capture holds too little to predict from."""
+    return None
 
 
 def _clock_json(clock: ClockModel) -> dict[str, object]:

@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 
 from traceana.intervals import Intervals, intersect_pairs, union
+from traceana.model.chain import held_commits
 from traceana.model.graph import STOP_COMMIT, STOP_RECEIVE
 from traceana.model.model import Model
 from traceana.result import Result
@@ -70,6 +71,7 @@ def _waits(model: Model, position: int) -> Intervals:
     sent = graph.control_send[ref * receive] if graph.control_send.size else np.zeros(ref.size, dtype=np.int64)
     end = np.where(receive & (sent <= start), start, end)
     start = np.where(kind == STOP_COMMIT, before, start)
-    posted = graph.control_recv[ref * (kind == STOP_COMMIT)] if graph.control_recv.size else np.zeros(ref.size, dtype=np.int64)
-    end = np.where((kind == STOP_COMMIT) & (posted <= before), start, end)
+    commit = np.flatnonzero(kind == STOP_COMMIT)
+    free = commit[~held_commits(graph, np.flatnonzero(mine)[commit])]
+    end[free] = start[free]
     return union(start, end)

@@ -14,7 +14,7 @@ import numpy as np
 from traceana.intervals import IntArray
 from traceana.model.graph import NEVER, STOP_COMMIT, STOP_RECEIVE, STOP_SYNC, Graph
 
-__all__ = ["CAUSES", "ELEMENTS", "Links", "walk"]
+__all__ = ["CAUSES", "ELEMENTS", "Links", "held_commits", "walk"]
 
 CAUSES = (
     "no_work", "upstream_compute", "downstream_backpressure", "p2p_transfer_wait", "control_message", "host_schedule",
@@ -56,6 +56,21 @@ class Links:
 _DONE, _DEVICE, _INSIDE, _HOST = 0, 1, 2, 3
 
 
+def held_commits(graph: Graph, rows: IntArray) -> np.ndarray:
+    """Which of the stops `rows`, commits of gloo sends, held their thread.
+
+    A commit returns once the message is taken, so it was held if the peer posted its receive after the thread had come
+    to the commit, or if the message was still in flight then and either arrived before the commit returned, or the
+    commit took longer than commits do by themselves (a real receiver can wake up after the sender).
+    """
+    s = graph.stop
+    posted, done = graph.control_recv[s.ref[rows]], graph.control_done[s.ref[rows]]
+    before, end = s.before[rows], s.end[rows]
+    late = posted > before
+    in_flight = (done > before) & ((end >= done) | (end - before > s.usual[rows]))
+    return (before != NEVER) & (posted < end) & (late | in_flight)
+
+
 class _Walker:
     """State of the chains: mode, index (activity or thread), time reached, and what the chain has crossed."""
 
@@ -77,9 +92,7 @@ class _Walker:
         g, s = self.graph, self.graph.stop
         keep = np.ones(s.end.size, dtype=np.bool_)
         commit = s.kind == STOP_COMMIT
-        posted = g.control_recv[s.ref[commit]]
-        # The commit blocked only if the peer posted its receive after the thread had reached the commit.
-        keep[commit] = (posted > s.before[commit]) & (posted < s.end[commit])
+        keep[commit] = held_commits(g, np.flatnonzero(commit))
         self.stop_rows = np.flatnonzero(keep)
         times = [x for x in (s.end, g.thread_begin, self.time, self.begin) if x.size]
         known = [int(x[x < np.iinfo(np.int64).max].min()) for x in times if (x < np.iinfo(np.int64).max).any()]

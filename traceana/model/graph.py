@@ -53,7 +53,8 @@ class Activities:
 @dataclass(frozen=True, slots=True)
 class Stops:
     """Points at which a host thread may have been held, by (thread, end). `ref` is a control message or an activity;
-    `before` is the last event boundary on the thread ahead of the end."""
+    `before` is the last event boundary on the thread ahead of the end; `usual` is how long a commit on that thread
+    takes from there when nothing holds it."""
 
     thread: IntArray
     start: IntArray
@@ -61,6 +62,7 @@ class Stops:
     kind: IntArray
     ref: IntArray
     before: IntArray
+    usual: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Graph:
     control_dst: IntArray
     control_send: IntArray
     control_recv: IntArray
+    control_done: IntArray
     control_token: np.ndarray
     stop: Stops
     thread_rank: IntArray
@@ -108,6 +111,7 @@ class Graph:
             forward_start=self.forward_start + shift[self.forward_rank],
             control_send=self.control_send + dt[self.control_src],
             control_recv=self.control_recv + dt[self.control_dst],
+            control_done=self.control_done + dt[self.control_dst],
             stop=replace(s, start=s.start + ds, end=s.end + ds, before=s.before + ds),
             thread_begin=self.thread_begin + dt,
         )
@@ -298,6 +302,8 @@ def build_graph(trace: Trace) -> Graph:
     order = np.lexsort((joined[1], joined[2], joined[0]))
     s_thread, s_start, s_end, s_kind, s_ref = (x[order] for x in joined)
     before = np.full(s_end.size, NEVER)
+    usual = np.zeros(s_end.size, dtype=np.int64)
+    done = c.get_column("recv_end_ns").to_numpy()
     begin = np.full(len(threads), np.iinfo(np.int64).max)
     for (i, tid), thread_no in threads.items():
         marks = _boundaries(trace, i, tid)
@@ -309,12 +315,16 @@ def build_graph(trace: Trace) -> Graph:
         marks = np.unique(np.concatenate([marks, s_end[own]]))
         index = np.searchsorted(marks, s_end[own], side="left") - 1
         before[own] = np.where(index >= 0, marks[np.maximum(index, 0)], NEVER)
+        # Commits of messages that had arrived before the thread came to them show what a commit costs by itself.
+        free = own[done[s_ref[own]] <= before[own]]
+        usual[own] = int(np.quantile(s_end[free] - before[free], 0.9, method="lower")) if free.size else 0
     thread_rank = np.array([i for (i, _), _ in sorted(threads.items(), key=lambda x: x[1])], dtype=np.int64)
     return Graph(
         ranks=ranks, activity=act, forward_rank=f_rank, forward_first=f_first, forward_visit=f_visit, forward_start=f_start,
         message_send=send, message_recv=recv, message_token=_token(m, trace), control_src=c_src, control_dst=c_dst,
         control_send=c.get_column("send_ts_ns").to_numpy(), control_recv=c.get_column("recv_ts_ns").to_numpy(),
-        control_token=_token(c, trace), stop=Stops(s_thread, s_start, s_end, s_kind, s_ref, before),
+        control_done=done, control_token=_token(c, trace),
+        stop=Stops(s_thread, s_start, s_end, s_kind, s_ref, before, usual),
         thread_rank=thread_rank, thread_begin=begin, main=main,
     )  # fmt: skip
 

@@ -7,7 +7,8 @@ import polars as pl
 
 from traceana.matching.visits import main_thread
 from traceana.model.forwards import forward_of_activities
-from traceana.model.graph import NEVER, STOP_COMMIT, STOP_RECEIVE, STOP_SYNC
+from traceana.model.chain import held_commits
+from traceana.model.graph import STOP_COMMIT, STOP_RECEIVE, STOP_SYNC
 from traceana.model.model import Model
 
 __all__ = ["forward_gpu_ns", "hop_costs", "visit_waits"]
@@ -53,9 +54,7 @@ def visit_waits(model: Model, rank: int) -> pl.DataFrame:
     sync = kind == STOP_SYNC
     wait[sync] = graph.activity.end[ref[sync]] - start[sync]
     commit = kind == STOP_COMMIT
-    posted, before = graph.control_recv[ref[commit]], stop.before[rows][commit]
-    held = (posted > before) & (posted < end[commit]) & (before != NEVER)
-    wait[commit] = np.where(held, end[commit] - before, 0)
+    wait[commit] = np.where(held_commits(graph, rows[commit]), end[commit] - stop.before[rows[commit]], 0)
     at = np.where(commit, np.maximum(start, stop.before[rows]), start)
     begin = visits.get_column("ts_ns").to_numpy()
     index = np.clip(np.searchsorted(begin, at, side="right") - 1, 0, max(begin.size - 1, 0))

@@ -21,15 +21,19 @@ PARTS = {"rank": pl.Int32, "row": pl.Int64, "ts_ns": pl.Int64, "end_ns": pl.Int6
 
 
 def message_floors(messages: pl.DataFrame) -> pl.DataFrame:
-    """Per (src, dst, bytes): `send_floor_ns` and `recv_floor_ns`, the low quantile of the kernels' durations, over
-    sends that found their receive waiting or ended before it, and receives that found their data there."""
+    """Per (src, dst, bytes): `send_floor_ns` and `recv_floor_ns`, the low quantile of how long the two kernels surely
+    moved data."""
     if messages.height == 0:
         return pl.DataFrame(
             schema={"src": pl.Int32, "dst": pl.Int32, "bytes": pl.Int64, "send_floor_ns": pl.Int64, "recv_floor_ns": pl.Int64}
         )
     floor = pl.col("d").quantile(_FLOOR_QUANTILE, "lower").cast(pl.Int64)
-    sends = messages.with_columns((pl.col("send_end_ns") - pl.col("send_ts_ns")).alias("d"))
-    moving = pl.min_horizontal("recv_end_ns", pl.col("recv_end_ns")) - pl.max_horizontal("recv_ts_ns", "send_ts_ns")
+    # A send that lasts beyond its receive's start can have been held until then: only what follows surely moves data.
+    met = pl.col("recv_ts_ns").is_between(pl.col("send_ts_ns"), pl.col("send_end_ns"), closed="none")
+    sends = messages.with_columns(
+        (pl.col("send_end_ns") - pl.when(met).then(pl.col("recv_ts_ns")).otherwise(pl.col("send_ts_ns"))).alias("d")
+    )
+    moving = pl.col("recv_end_ns") - pl.max_horizontal("recv_ts_ns", "send_ts_ns")
     receives = messages.with_columns(moving.clip(lower_bound=0).alias("d"))
     keys = ["src", "dst", "bytes"]
     return (

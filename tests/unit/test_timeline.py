@@ -12,10 +12,12 @@ from typing import Any
 
 import polars as pl
 import pytest
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from tp_wasm import WasmTraceProcessor
 
 from traceana import schema
 from traceana.errors import OutputError
+from traceana.outputs.files import new_file
 from traceana.outputs.parquet import write_tables
 from traceana.outputs.timeline import TimelineStats, write_timeline
 from traceana.tables.capture import CaptureTables, RankInfo, RankTables
@@ -462,3 +464,43 @@ def test_tables_are_written_as_parquet(tmp_path: Path) -> None:
     out.write_text("in the way")
     with pytest.raises(OutputError):
         write_tables(out, {"visits": frames["visits"]})
+
+
+def test_the_official_protobufs_agree_on_order_and_identity() -> None:
+    """The trace processor at hand is older than the fields that order processes: check what is written instead."""
+    capture, frames = _world()
+    out = io.BytesIO()
+    write_timeline(out, capture, **frames)
+    parsed = perfetto_trace_pb2.Trace.FromString(out.getvalue())
+    tracks = [p.track_descriptor for p in parsed.packet if p.HasField("track_descriptor")]
+    assert len({t.uuid for t in tracks}) == len(tracks)
+    root = next(t for t in tracks if t.uuid == 0)
+    explicit = perfetto_trace_pb2.TrackDescriptor.ChildTracksOrdering.EXPLICIT
+    assert root.child_ordering == explicit
+    assert root.process_ordering == root.thread_ordering == 1  # EXPLICIT
+    processes = [t for t in tracks if t.HasField("process")]
+    assert [(t.process.pid, t.sibling_order_rank) for t in processes] == [(1, 10), (2, 11)]
+    assert processes[1].description == "rank 1: clock offset -1200 ns (uncertainty unbounded; one-sided)"
+    for process in processes:
+        children = [t for t in tracks if t.parent_uuid == process.uuid]
+        ordered = sorted(children, key=lambda t: t.sibling_order_rank)
+        assert [t.name for t in ordered] == [
+            "Attribution", "Micro-batches", "Slots", "GPU streams", "P2P messages", "Control messages (gloo)",
+            "Profiler overhead",
+        ]  # fmt: skip
+    sequences = [p.trusted_packet_sequence_id for p in parsed.packet]
+    assert sorted(set(sequences)) == [1, 2, 3]
+    assert sequences == sorted(sequences)
+    named = {t.uuid for t in tracks}
+    assert {p.track_event.track_uuid for p in parsed.packet if p.HasField("track_event")} <= named
+
+
+def test_interrupts_and_full_disks_leave_nothing_behind(tmp_path: Path) -> None:
+    for error, shown in (
+        (OSError(28, "No space left on device"), OutputError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ):
+        with pytest.raises(shown), new_file(tmp_path / "merged.pftrace") as temporary:
+            temporary.write_bytes(b"half")
+            raise error
+        assert list(tmp_path.iterdir()) == []

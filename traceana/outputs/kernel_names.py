@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 __all__ = ["short_kernel_name"]
 
 _OPEN, _CLOSE = "<({[", ">)}]"
 
 
+@functools.lru_cache(maxsize=65536)
 def short_kernel_name(name: str) -> str:
     """`name` without return type, template arguments, parameters and anonymous namespaces.
 

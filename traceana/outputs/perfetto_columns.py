@@ -135,7 +135,12 @@ def _by_presence(parts: Sequence[Part], count: int) -> tuple[list[list[Part]], I
     if not present:
         return [always], np.zeros(count, np.int64)
     bits = np.packbits(np.stack(present, axis=1), axis=1)
-    patterns, index = np.unique(bits.view(f"V{bits.shape[1]}").ravel(), return_inverse=True)
+    if bits.shape[1] == 1:  # at most eight: count the bytes instead of sorting them
+        byte = bits.ravel()
+        used = np.flatnonzero(np.bincount(byte, minlength=256))
+        patterns, index = used.astype(np.uint8), np.searchsorted(used, np.arange(256))[byte]
+    else:
+        patterns, index = np.unique(bits.view(f"V{bits.shape[1]}").ravel(), return_inverse=True)
     sometimes = [p for p in parts if p.present is not None]
     combinations: list[list[Part]] = []
     for pattern in patterns:

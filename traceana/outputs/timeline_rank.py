@@ -322,7 +322,8 @@ class _RankWriter:
             self._packets.describe(
                 thread_track(thread, self._pid, tid if tid > 0 else (1 << 30) + place, name, rank=place)
             )
-            rows = pl.concat([p.filter(here) for p in parts if p.height] or [spans.head(0)], how="diagonal")
+            mine = parts if ordered.height == 1 else [p.filter(here) for p in parts]
+            rows = pl.concat([p for p in mine if p.height], how="diagonal")
             self._packets.slices(rows.drop("pid", "tid"), self._thread_lanes(thread))
         self._controls(control)
 

@@ -295,6 +295,22 @@ def test_older_lines(tmp_path: Path) -> None:
     assert dict(losses.select("name", "count").iter_rows())["log_batch_line_malformed"] == 1
 
 
+def test_numbers_that_do_not_fit(tmp_path: Path) -> None:
+    text = (
+        "[9999-01-01 00:00:00 PP0] Decode batch, #running-req: 4, gen throughput (token/s): 10.0\n"
+        "[2026-01-01 00:00:00 PP99999999999] Decode batch, #running-req: 4, gen throughput (token/s): 10.0\n"
+        "[2026-01-01 00:00:00 PP0] Decode batch, #running-req: 99999999999999999999, gen throughput (token/s): 10.0\n"
+        "[2026-01-01 00:00:00 PP0] Decode batch, #running-req: 4, gen throughput (token/s): 1e999\n"
+        "[2026-01-01 00:00:00 PP0] Decode batch, #running-req: 4, gen throughput (token/s): 2.0\n"
+    )
+    paths = write(tmp_path, {"a.log": text})
+    facts, _, losses = read_server(paths)
+    assert facts is not None
+    assert facts.decode_log.select("pp_rank", "gen_throughput").rows() == [(0, 2.0)]
+    counts = dict(losses.select("name", "count").iter_rows())
+    assert (counts["log_batch_line_malformed"], counts["log_line_unparsed"]) == (2, 2)
+
+
 def test_logs_of_two_nodes(tmp_path: Path) -> None:
     line = (
         "[2026-01-01 00:00:{s:02} PP{p}] Decode batch, #running-req: {p}, gen throughput (token/s): 10.0, #queue-req: 0"
@@ -402,7 +418,7 @@ def test_no_value_raises(tmp_path: Path, data: st.DataObject) -> None:
         (tmp_path / source.name).write_text(json.dumps(document))
     facts, _, losses = read_server([*tmp_path.iterdir(), DATA / "A" / "server.log"])
     assert facts is not None
-    json.dumps(facts.facts)
+    json.dumps(facts.facts, allow_nan=False)
     assert losses.schema == schema.LOSSES.polars_schema
 
 
@@ -423,6 +439,6 @@ def test_no_content_raises(tmp_path: Path, data: st.DataObject) -> None:
     assert samples.schema == schema.GPU_SAMPLES.polars_schema
     assert losses.schema == schema.LOSSES.polars_schema
     if facts is not None:
-        json.dumps(facts.facts)
+        json.dumps(facts.facts, allow_nan=False)
         assert facts.decode_log.schema == schema.DECODE_LOG.polars_schema
         assert facts.requests.filter(pl.col("end_ns") < pl.col("start_ns")).height == 0

@@ -123,6 +123,7 @@ def test_gpu_samples_malformed() -> None:
         ("epoch_s", "1795969748", 1795969748000000000),
         ("timestamp", "2026-11-29T16:29:08.412", 1795969748412000000),
         ("epoch_s", "1795969748412176685", None),
+        ("timestamp", "9999-11-29T16:29:08.412", None),
     ],
 )
 def test_gpu_sample_times(header: str, text: str, ns: int | None) -> None:

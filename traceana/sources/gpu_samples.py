@@ -37,6 +37,7 @@ _COLUMNS: dict[str, tuple[tuple[str, float], ...]] = {
     ),
     "temperature_c": ((r"temp(erature)?(_c|\.gpu)?", 1),),
 }
+_YEAR = r"^2[01]\d\d"  # the years that nanoseconds in 64 bits can hold
 _TIMES = (
     (r"(epoch|ts|time|timestamp)_ns", 1),
     (r"(epoch|ts|time|timestamp)_us", 10**3),
@@ -128,6 +129,10 @@ def _nanoseconds(text: pl.Series, unit: int) -> pl.Series:
     # nvidia-smi prints local time without a zone; it is read as UTC, like the server's log.
     for form in ("%Y/%m/%d %H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.f"):
         if number.null_count() > text.null_count():
-            printed = text.str.to_datetime(form, strict=False, time_unit="ns").dt.epoch("ns")
+            printed = (
+                text.set(~text.str.contains(_YEAR), None)
+                .str.to_datetime(form, strict=False, time_unit="ns")
+                .dt.epoch("ns")
+            )
             number = number.fill_null(printed)
     return number

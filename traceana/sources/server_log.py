@@ -13,7 +13,8 @@ from traceana.sources.sidecar import Sidecar
 __all__ = ["ServerLog", "read_log"]
 
 # `[2026-11-29 16:29:43.123 DP0 PP1 TP0] message`, wherever a progress bar or a container runtime put it in the line.
-_PREFIX = r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?((?: [A-Z][A-Z_]*\d+)*)\] ?(.*)$"
+# Years that nanoseconds in 64 bits can hold, ranks that 32 can: anything else is no line of the scheduler.
+_PREFIX = r"\[(2[01]\d\d-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?((?: [A-Z][A-Z_]*\d{1,6})*)\] ?(.*)$"
 _ANSI = r"\x1b\[[0-9;]*m"
 _ACCESS = r'^INFO: +\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})'
 _PROFILE = (
@@ -126,7 +127,7 @@ def read_log(sidecar: Sidecar) -> tuple[ServerLog, list[Loss]]:
     profile = _groups(rest, _PROFILE, dict.fromkeys(("event", "stage", "folder", "id"), pl.String()))
     stages, used = _stages(rest)
     server_args = rest.filter(message.str.starts_with("server_args=")).get_column("message")
-    good_decode = decode.drop_nulls(["running", "gen_throughput"])
+    good_decode = decode.drop_nulls(["running", "gen_throughput"]).filter(pl.col("gen_throughput").is_finite())
     good_prefill = prefill.drop_nulls(["new_seqs", "new_tokens"])
     malformed = batches.height - good_decode.height - good_prefill.height
     parsed = batches.height - malformed + access.height + profile.height + used + min(len(server_args), 1)
@@ -140,7 +141,7 @@ def read_log(sidecar: Sidecar) -> tuple[ServerLog, list[Loss]]:
                 f"{sidecar.path.name}: batch lines without their figures",
             )
         )
-    if raw.height > parsed:
+    if raw.height > parsed + malformed:
         untimed = raw.height - lines.height
         losses.append(
             loss(

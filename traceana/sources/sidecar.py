@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import stat
@@ -180,9 +181,9 @@ def to_ns(value: object, *, per_second: int = 1) -> int | None:
 
 
 def plain(value: object) -> object:
-    """`value` with every Decimal as a float: what JSON can hold."""
-    if isinstance(value, Decimal):
-        return float(value)
+    """`value` with every Decimal as a float and without infinity and NaN (null): what JSON can hold."""
+    if isinstance(value, (Decimal, float)):
+        return float(value) if math.isfinite(value) else None
     if isinstance(value, dict):
         return {k: plain(v) for k, v in cast("dict[str, object]", value).items()}
     if isinstance(value, list):

@@ -120,7 +120,7 @@ def _facts(kinds: Mapping[str, list[Sidecar]], losses: list[Loss]) -> tuple[Serv
     if missing := unknown(facts):
         losses.append(loss("server_fact_unknown", "info", len(missing), ", ".join(missing)))
     return ServerFacts(
-        facts=facts,
+        facts=cast("dict[str, object]", plain(facts)),
         decode_log=schema.DECODE_LOG.frame(decode),
         prefill_log=schema.PREFILL_LOG.frame(prefill),
         requests=requests,

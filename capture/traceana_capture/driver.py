@@ -18,6 +18,7 @@ from traceana_capture.errors import CaptureError
 from traceana_capture.files import disk_error, write_json
 from traceana_capture.hook_client import hook_environment
 from traceana_capture.http import HttpServer
+from traceana_capture.load import parse_load
 from traceana_capture.lock import CaptureLock
 from traceana_capture.logs import keep_log
 from traceana_capture.nsys import NsysRecording, find_nsys, under_nsys
@@ -26,7 +27,7 @@ from traceana_capture.processes import Child
 from traceana_capture.profile import Profile
 from traceana_capture.server import discover, wait_ready
 from traceana_capture.session import Session
-from traceana_capture.settings import change
+from traceana_capture.settings import change, check_live
 
 __all__ = ["capture", "exit_status", "summary"]
 
@@ -42,6 +43,11 @@ def capture(options: CaptureOptions, *, say: Say) -> list[tuple[Path, Mapping[st
             where=f"--profiler {options.profiler}",
             hint="traceana capture --profiler nsys -- COMMAND",
         )
+    parse_load(options.load)
+    check_live([*options.pairs("set"), *([options.sweep.partition("=")[0]] if options.sweep else [])])
+    options.pairs("request")
+    if options.server_log and not Path(options.server_log).is_file():
+        raise CaptureError("no such log", where=f"--server-log {options.server_log}", hint="the file the server writes")
     if options.profiler != "torch" and options.sweep:
         raise CaptureError(
             "a sweep records with torch.profiler", where=f"--profiler {options.profiler}", hint="leave --profiler out"

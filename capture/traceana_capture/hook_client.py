@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import traceana_capture
 from traceana_capture.errors import CaptureError
-from traceana_capture.files import write_json
+from traceana_capture.files import disk_error, write_json
 from traceana_capture.hook import ENVIRONMENT
 
 __all__ = ["HookClient", "hook_environment"]
@@ -56,6 +56,10 @@ class HookClient:
         """Arm `ranks`, agree on the first step, and return what each rank said of itself. `record` is `profile` or
         `steps`. Raises CaptureError where a rank does not answer."""
         self._id = f"{time.time_ns()}"
+        try:
+            (self.folder / self._id).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise disk_error(error, self.folder) from None
         write_json(self.folder / "request.json", {"id": self._id, "seconds": answer_s + 20})
         first = self._answers(ranks, answer_s)
         self._pause(0.3)

@@ -17,17 +17,27 @@ from traceana_capture.measure import Poller
 from traceana_capture.profile import Outcome, RankFile
 from traceana_capture.server import RankKey
 
-__all__ = ["HookRecording"]
+__all__ = ["HookRecording", "find_control"]
+
+
+def find_control(given: Path | None, local: LocalServer) -> Path:
+    """The hook's control folder: given, in this environment, or in the server's. Raises CaptureError without one."""
+    named = given or os.environ.get(ENVIRONMENT) or local.environment.get(ENVIRONMENT)
+    if not named:
+        raise CaptureError(
+            "the server was started without the hook",
+            where=f"{ENVIRONMENT} is not set",
+            hint="start it with `traceana capture --hook -- COMMAND`, or set the variable for both",
+        )
+    return Path(named)
 
 
 class HookRecording:
-    """Finds the hook's control folder (given, in this environment, or in the server's), and records: first the step
-    times without a profiler, then the profile."""
+    """Records through the hook whose control folder is `control`: step times without a profiler, or a profile."""
 
     def __init__(
         self,
-        control: Path | None,
-        local: LocalServer,
+        control: Path,
         keys: tuple[RankKey, ...],
         output: Path,
         *,
@@ -35,26 +45,19 @@ class HookRecording:
         slots: int,
         pause: Callable[[float], None],
     ) -> None:
-        named = control or os.environ.get(ENVIRONMENT) or local.environment.get(ENVIRONMENT)
-        if not named:
-            raise CaptureError(
-                "the server was started without the hook",
-                where=f"{ENVIRONMENT} is not set",
-                hint="start it with `traceana capture --hook -- COMMAND`, or set the variable for both",
-            )
-        self._client = HookClient(Path(named), pause=pause)
+        self._client = HookClient(control, pause=pause)
         self._keys = keys
         self._output = output
         self._steps = steps
         self._slots = slots
 
-    def step_times(self, folder: Path, *, timeout_s: float, died: Callable[[], str | None]) -> dict[int, str]:
-        """Host and GPU time of every step of every rank without a profiler, into `folder`/steps-rank-R.json."""
+    def step_times(self, *, timeout_s: float, died: Callable[[], str | None]) -> list[Path]:
+        """Host and GPU time of every step of every rank without a profiler: the files steps-rank-R.json."""
         ranks = [k.rank for k in self._keys]
         names = {r: f"steps-rank-{r}.json" for r in ranks}
-        self._client.record(ranks, names, folder, steps=self._steps, round_to=self._slots, record="steps")
+        self._client.record(ranks, names, self._output, steps=self._steps, round_to=self._slots, record="steps")
         found = self._client.wait(ranks, timeout_s=timeout_s, died=died, tick=lambda: None)
-        return {r: str(f["file"]) for r, f in found.items() if f.get("file")}
+        return [self._output / str(f["file"]) for f in found.values() if f.get("file")]
 
     def run(
         self, poller: Poller, *, timeout_s: float, died: Callable[[], str | None]

@@ -142,11 +142,12 @@ class Load:
         end = time.monotonic() + drain_s
         for thread in self._threads:
             thread.join(max(end - time.monotonic(), 0))
-        for connection in list(self._open.values()):
-            with contextlib.suppress(OSError, AttributeError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(5.0)
+        end = time.monotonic() + 5.0
+        while any(t.is_alive() for t in self._threads) and time.monotonic() < end:
+            for connection in list(self._open.values()):  # again and again: one may just be connecting
+                with contextlib.suppress(OSError, AttributeError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+            time.sleep(0.02)
 
     @property
     def done(self) -> bool:
@@ -246,15 +247,19 @@ class Load:
 
 def _follow(answer: http.client.HTTPResponse, request: Request) -> Any:
     last: Any = None
+    ended = False
     for line in answer:
         if not line.startswith(b"data:"):
             continue
         now = time.time_ns()
         text = line[5:].strip()
         if text == b"[DONE]":
-            continue  # the loop ends with the body, so that the connection can be used again
+            ended = True  # the body is read to its end all the same, so that the connection can be used again
+            continue
         last = json.loads(text)
         request.token_ns.append(now)
+    if not ended:
+        raise ConnectionError("the stream was cut")
     return last
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -18,9 +19,11 @@ def counters(text: str, name: str) -> list[tuple[Mapping[str, str], float]]:
         if match[1] != name:
             continue
         try:
-            found.append((dict(_LABEL.findall(match[2] or "")), float(match[3])))
+            value = float(match[3])
         except ValueError:
             continue
+        if math.isfinite(value):
+            found.append((dict(_LABEL.findall(match[2] or "")), value))
     return found
 
 

@@ -59,9 +59,9 @@ def listening_pid(port: int) -> int | None:
         return None
     for pid in _pids():
         try:
-            for fd in os.scandir(_PROC / str(pid) / "fd"):
+            for fd in os.listdir(_PROC / str(pid) / "fd"):
                 with contextlib.suppress(OSError):
-                    if os.readlink(fd.path) in inodes:
+                    if os.readlink(_PROC / str(pid) / "fd" / fd) in inodes:
                         return pid
         except OSError:
             continue

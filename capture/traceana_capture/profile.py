@@ -254,9 +254,9 @@ class Profile:
         found: dict[str, Path] = {}
         for folder in self.seen:
             with contextlib.suppress(OSError):
-                for entry in os.scandir(folder):
-                    if self.profile_id in entry.name and entry.is_file():
-                        found.setdefault(entry.name, Path(entry.path))
+                for name in os.listdir(folder):
+                    if self.profile_id in name and (folder / name).is_file():
+                        found.setdefault(name, folder / name)
         return [found[n] for n in sorted(found)]
 
 

@@ -169,8 +169,8 @@ def parse_ranks(text: str | None, info: ServerInfo) -> tuple[RankKey, ...]:
         return tuple(every.values())
     wanted: set[int] = set()
     for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not first.isdigit() or (last and not last.isdigit()) or (last and int(last) < int(first)):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or (last and int(last) < int(first)):
             raise CaptureError(
                 "not a list of ranks", where=f"--ranks {text}", hint="for instance --ranks 0-7 or --ranks 0,4"
             )

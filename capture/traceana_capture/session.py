@@ -14,7 +14,7 @@ from traceana_capture.clock import host_clock
 from traceana_capture.errors import CaptureError, Unreachable
 from traceana_capture.files import fetch, write_json
 from traceana_capture.gpu import GpuSampler, open_nvml
-from traceana_capture.hooked import HookRecording
+from traceana_capture.hooked import HookRecording, find_control
 from traceana_capture.http import HttpServer
 from traceana_capture.incoming import Incoming, check_room
 from traceana_capture.lock import CaptureLock
@@ -129,6 +129,8 @@ class Session:
                 where=self.server.url,
                 hint="restart it without, or with --hook",
             )
+        if self.options.hook:
+            find_control(self._control, local)  # before the load and the windows are paid for
         document, nvml = self.manifest.document, open_nvml()
         versions = {
             "sglang": info.version,
@@ -194,16 +196,10 @@ class Session:
         if self._nsys is not None:
             outcome = self._nsys.run(profile, self._measured.poller, timeout_s=self.options.timeout, died=self.died)
         elif self.options.hook:
-            recording = HookRecording(
-                self._control,
-                self._local,
-                keys,
-                self._incoming[-1].seen[0],
-                steps=steps,
-                slots=info.slots,
-                pause=self._pause,
-            )
-            recording.step_times(self.folder / "server", timeout_s=self.options.timeout, died=self.died)
+            control, seen = find_control(self._control, self._local), self._incoming[-1].seen[0]
+            recording = HookRecording(control, keys, seen, steps=steps, slots=info.slots, pause=self._pause)
+            for path in recording.step_times(timeout_s=self.options.timeout, died=self.died):
+                fetch(path, self.folder / "server" / path.name)
             outcome, request, answers = recording.run(
                 self._measured.poller, timeout_s=self.options.timeout, died=self.died
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from traceana_capture.errors import CaptureError
@@ -10,7 +10,7 @@ from traceana_capture.http import HttpServer
 from traceana_capture.lock import CaptureLock
 from traceana_capture.server import ServerInfo, discover
 
-__all__ = ["LIVE", "Settings", "change"]
+__all__ = ["LIVE", "Settings", "change", "check_live"]
 
 LIVE = ("pp_max_micro_batch_size",)  # what SGLang 0.5 changes while it runs and a capture can read back
 
@@ -20,13 +20,7 @@ class Settings:
     put right by the next one."""
 
     def __init__(self, server: HttpServer, info: ServerInfo, wanted: Mapping[str, Any], lock: CaptureLock) -> None:
-        for key in wanted:
-            if key not in LIVE:
-                raise CaptureError(
-                    "cannot be changed on a running server",
-                    where=f"--set {key}",
-                    hint=f"restart the server with it; live are: {', '.join(LIVE)}",
-                )
+        check_live(list(wanted))
         self._server = server
         self._lock = lock
         self._wanted = dict(wanted)
@@ -62,6 +56,17 @@ class Settings:
     def document(self) -> dict[str, Any]:
         """For the manifest."""
         return {"set": self._wanted, "before": self._before, "restored": self.restored} if self._wanted else {}
+
+
+def check_live(keys: Sequence[str]) -> None:
+    """Raises CaptureError for a setting that a running server does not change."""
+    for key in keys:
+        if key not in LIVE:
+            raise CaptureError(
+                "cannot be changed on a running server",
+                where=f"--set {key}",
+                hint=f"restart the server with it; live are: {', '.join(LIVE)}",
+            )
 
 
 def change(server: HttpServer, values: Mapping[str, Any]) -> None:

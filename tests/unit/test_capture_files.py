@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from traceana_capture.errors import CaptureError
 from traceana_capture.files import TraceName, atomic_write, fetch, incomplete, parse_name
 
@@ -53,7 +54,11 @@ def test_a_flipped_bit_is_seen(tmp_path: Path, at: int, bit: int) -> None:
 
 
 def test_whole_files_are_whole(tmp_path: Path) -> None:
-    for name, data in {"a.gz": WHOLE, "b.gz": gzip.compress(b"[") + gzip.compress(b"]\n"), "c.json": b'{"a": []}\n '}.items():
+    for name, data in {
+        "a.gz": WHOLE,
+        "b.gz": gzip.compress(b"[") + gzip.compress(b"]\n"),
+        "c.json": b'{"a": []}\n ',
+    }.items():
         (tmp_path / name).write_bytes(data)
         assert incomplete(tmp_path / name) is None
     (tmp_path / "d.json").write_bytes(b'{"a": [')

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from traceana_capture.errors import CaptureError
 from traceana_capture.lock import CaptureLock
 

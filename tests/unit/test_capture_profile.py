@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_server import FakeServer, Traps
+
 from traceana_capture.errors import CaptureError
 from traceana_capture.http import HttpServer
 from traceana_capture.load import Load, LoadSpec
@@ -137,7 +138,9 @@ def test_a_refusal_says_why(tmp_path: Path, traps: Traps, words: str) -> None:
     assert raised.value.hint
 
 
-@pytest.mark.parametrize(("version", "sent"), [("0.5.16", False), ("0.5.23", True), ("0.5.23.post1", True), ("", False)])
+@pytest.mark.parametrize(
+    ("version", "sent"), [("0.5.16", False), ("0.5.23", True), ("0.5.23.post1", True), ("", False)]
+)
 def test_the_request_is_the_least_disturbing_one_the_version_knows(tmp_path: Path, version: str, sent: bool) -> None:
     with FakeServer(version=version) as fake:
         request = profile_of(fake, tmp_path).request

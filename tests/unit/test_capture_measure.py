@@ -1,0 +1,120 @@
+"""Figures of a capture, on counters and clients made by hand."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from traceana_capture.load import Load, Request
+from traceana_capture.measure import Poller, client_figures, disturbance, loop_times, quantile, recording_span
+from traceana_capture.metrics import latency_ns, tokens
+
+MS = 1_000_000
+
+
+class Recorded:
+    """A load that has happened."""
+
+    def __init__(self, *requests: Request) -> None:
+        self.requests = list(requests)
+
+    def snapshot(self) -> list[Request]:
+        return self.requests
+
+
+def load_of(*requests: Request) -> Load:
+    return cast("Load", Recorded(*requests))
+
+
+def test_tokens_counts_one_rank_of_a_replica() -> None:
+    text = "".join(
+        f'sglang:realtime_tokens_total{{mode="{mode}",pp_rank="{pp}",tp_rank="{tp}",dp_rank="{dp}"}} {value}\n'
+        for mode, value in (("decode", 100.0), ("prefill_compute", 7.0), ("prefill_cache", 9.0))
+        for pp in (0, 1)
+        for tp in (0, 1)
+        for dp in (0, 1)
+    )
+    assert tokens(text) == {"decode": 200, "prefill": 14, "decode_pp0": 200, "decode_pp1": 200, "live": 1}
+    assert tokens('vllm:generation_tokens_total{model="m"} 12\n') == {"decode": 12, "live": 0}
+    assert tokens('sglang:realtime_tokens_total{mode="decode"} NaN\n# HELP x\n') == {}
+    assert tokens("") == {}
+
+
+def test_latency_between_two_dumps() -> None:
+    name = "sglang:e2e_request_latency_seconds"
+    before, after = f"{name}_sum 10.0\n{name}_count 4.0\n", f"{name}_sum 16.0\n{name}_count 7.0\n"
+    assert latency_ns(before, after) == 2_000_000_000
+    assert latency_ns(before, before) is None and latency_ns("", "") is None
+
+
+@pytest.mark.parametrize(
+    ("stamps", "span"),
+    [
+        ([0, 10, 20, 30, 40], (0, 40, 0)),  # no stall
+        ([0, 10, 20, 900, 910, 920], (0, 20, 880)),  # an export after the third step
+        ([0, 140, 150, 160, 170], (0, 170, 0)),  # a start-up at the beginning is recording
+        ([0, 140, 150, 160, 1160], (0, 160, 1000)),
+        ([0, 10], None),
+    ],
+)
+def test_recording_span(stamps: list[int], span: tuple[int, int, int] | None) -> None:
+    found = recording_span([s * MS for s in stamps], 0, 10**12)
+    assert found == (None if span is None else tuple(s * MS for s in span))
+
+
+def test_disturbance_compares_loop_times_of_the_streaming_client() -> None:
+    before = [i * 10 * MS for i in range(100)]  # 10 ms a loop
+    inside = [1000 * MS + i * 15 * MS for i in range(21)]  # 15 ms under the profiler, then a stall
+    after = [2300 * MS + i * 10 * MS for i in range(50)]
+    request = Request(0, 0, 0, 3000 * MS, 200, 4, 200, token_ns=before + inside + after)
+    window: dict[str, Any] = {"name": "steady_1", "start_ns": 0, "end_ns": 1000 * MS, "decode_tokens_per_s": 900.0}
+    found = disturbance([window], 1000 * MS, 2350 * MS, load=load_of(request), series=[])
+    assert found["loop_ns"] == {"outside_p50": 10 * MS, "inside_p50": 15 * MS, "inside_steps": 20}
+    assert (found["disturbance"], found["inside_tokens_per_s"]) == (0.6667, 600.0)
+    assert (found["recorded_ns"], found["stall_ns"]) == (300 * MS, 1000 * MS)
+
+
+def test_disturbance_without_a_client_rests_on_polled_counters() -> None:
+    steps = [0, 100, 200, 300, 400, 400, 400, 400, 400, 400, 460, 520]  # tokens each 100 ms; an export of 500 ms
+    series = [(1000 * MS + i * 100 * MS, {"decode": n, "decode_pp0": n, "live": 1}) for i, n in enumerate(steps)]
+    window: dict[str, Any] = {"name": "steady_1", "start_ns": 0, "end_ns": 1000 * MS, "decode_tokens_per_s": 1250.0}
+    found = disturbance([window], 1000 * MS, 2200 * MS, load=None, series=series)
+    assert found["source"] == "realtime_tokens_total, polled"
+    assert (found["inside_tokens_per_s"], found["disturbance"], found["stall_ns"]) == (1000.0, 0.8, 600 * MS)
+    assert found["whole_tokens_per_s"] == round(520 / 1.1, 2)
+
+
+def test_disturbance_of_nothing_is_unknown_not_zero() -> None:
+    found = disturbance([], 0, 10, load=None, series=[])
+    assert (found["disturbance"], found["inside_tokens_per_s"], found["outside_tokens_per_s"]) == (None, None, None)
+
+
+def test_client_figures_spread_tokens_over_a_request() -> None:
+    done = [Request(1, 0, 0, 100 * MS, 200, 4, 100), Request(1, 1, 50 * MS, 250 * MS, 200, 4, 100)]
+    failed = Request(1, 2, 0, 60 * MS, 500, 4, None, error="no")
+    found = client_figures([*done, failed], 50 * MS, 150 * MS)
+    assert (
+        found["client_tokens_per_s"] == 1000.0
+    )  # half of the first request's tokens and half of the second's, in 0.1 s
+    assert (found["requests_ended"], found["requests_failed"]) == (1, 1)
+    assert found["latency_ns"] == {"p50": 100 * MS, "p90": 100 * MS, "p99": 100 * MS}
+
+
+def test_loop_times_stay_inside_the_window_and_the_request() -> None:
+    one, two = (Request(0, i, 0, 99, 200, 1, 3, token_ns=t) for i, t in enumerate(([5, 10, 20], [40, 45])))
+    assert loop_times([one, two], 8, 99) == [10, 5]
+    assert loop_times([one, two], 8, 45) == [10]
+
+
+def test_quantile_is_a_value_that_was_there() -> None:
+    assert [quantile([3, 1, 2], q) for q in (0, 0.5, 0.99, 1)] == [1, 2, 3, 3]
+    assert quantile([], 0.5) is None
+
+
+def test_poller_tells_a_standstill_from_missing_counters() -> None:
+    poller = Poller(cast("Any", None), [(i, {"decode": 7}) for i in range(50)])
+    assert not poller.moves()
+    poller.series.append((50, {"decode": 8}))
+    assert poller.moves()
+    assert Poller(cast("Any", None), [(1, {})]).moves()

@@ -16,7 +16,7 @@ import pytest
 
 import traceana.outputs.open_ui as open_ui
 from traceana.errors import OutputError, SourceError
-from traceana.outputs.open_ui import Opened, open_trace, window_of
+from traceana.outputs.open_ui import Facts, Opened, facts_of, open_trace
 
 UI = "https://ui.perfetto.dev"
 Answer = tuple[int, dict[str, str], bytes]
@@ -64,7 +64,7 @@ class Session:
 @pytest.fixture()
 def trace(tmp_path: Path) -> Path:
     path = tmp_path / "merged tr&ce.pftrace"
-    path.write_bytes(b"...figures are about: 1000..2000 ns" + b"x" * 100_000)
+    path.write_bytes(b'..., made by traceana; ranks: 0,1,10"..figures are about: 1000..2000 ns' + b"x" * 100_000)
     return path
 
 
@@ -85,9 +85,14 @@ def test_the_public_page_gets_the_file_once_and_the_server_ends(trace: Path) -> 
 def test_the_address_expands_the_useful_tracks_and_shows_the_window(trace: Path) -> None:
     session = Session(trace, offline=False)
     commands = json.loads(session.query["startupCommands"][0])
-    assert {c["id"] for c in commands} == {"dev.perfetto.PinTracksByRegex", "dev.perfetto.ExpandTracksByRegex"}
-    for command in commands:
-        re.compile(command["args"][0])
+    pin, expand = (re.compile(c["args"][0]) for c in commands)
+    assert [c["id"] for c in commands] == ["dev.perfetto.PinTracksByRegex", "dev.perfetto.ExpandTracksByRegex"]
+    assert [x for x in ("stage 3", "rank 07", "stage 0 · gpu 0", "rank 0 · stage 0", "rank 30") if pin.search(x)] == [
+        "stage 3",
+        "rank 07",
+    ]
+    groups = ("Cluster", "rank 0 · stage 0", "rank 01 · stage 1", "rank 10 · stage 2", "rank 1", "GPU power")
+    assert [x for x in groups if expand.search(x)] == ["Cluster", "rank 0 · stage 0", "rank 01 · stage 1"]
     assert (session.query["visStart"], session.query["visEnd"]) == (["980"], ["2020"])
     session.ask(Origin=UI)
     session.end()
@@ -152,6 +157,8 @@ def test_the_local_ui_comes_from_the_same_port(trace: Path, monkeypatch: pytest.
     monkeypatch.setattr(open_ui, "_QUIET_S", 0.2)
     session = Session(trace, offline=True)
     assert session.url.startswith(f"http://127.0.0.1:{session.trace.port}/#!/?url=")
+    commands = json.loads(session.query["startupCommands"][0])
+    assert [c["args"][0] for c in commands[:4]] == ["^Cluster$", r"^rank 0*0\b", r"^rank 0*1\b", r"^rank 0*10\b"]
     status, headers, page = session.ask(path="/")
     assert (status, headers["Content-type"]) == (200, "text/html")
     assert b"<html" in page
@@ -213,11 +220,11 @@ def test_the_browser_is_asked_once_and_its_absence_is_said(
     assert any("no browser" in line for line in said) is not works
 
 
-def test_the_window_is_read_from_plain_and_packed_traces(tmp_path: Path, trace: Path) -> None:
+def test_ranks_and_window_are_read_from_plain_and_packed_traces(tmp_path: Path, trace: Path) -> None:
     packed = tmp_path / "m.pftrace.gz"
     packed.write_bytes(gzip.compress(trace.read_bytes()))
-    assert window_of(trace) == window_of(packed) == (1000, 2000)
+    assert facts_of(trace) == facts_of(packed) == Facts((0, 1, 10), (1000, 2000))
     for name, data in (("cut.gz", packed.read_bytes()[:20]), ("other", b"{}"), ("empty", b"")):
         (tmp_path / name).write_bytes(data)
-        assert window_of(tmp_path / name) is None
-    assert window_of(tmp_path / "absent") is None
+        assert facts_of(tmp_path / name) == Facts()
+    assert facts_of(tmp_path / "absent") == Facts()

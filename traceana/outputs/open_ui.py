@@ -29,13 +29,10 @@ import click
 
 from traceana.errors import OutputError, SourceError
 
-__all__ = ["Opened", "offline_ui", "open_trace", "window_of"]
+__all__ = ["Facts", "Opened", "facts_of", "offline_ui", "open_trace"]
 
 ONLINE = "https://ui.perfetto.dev"
-_COMMANDS = (
-    ("dev.perfetto.PinTracksByRegex", r"^stage \d+$"),
-    ("dev.perfetto.ExpandTracksByRegex", r"^(Cluster|rank 0*[01]( .*)?)$"),
-)
+_MANY_RANKS = 32  # above this, ordering groups one by one would make the address too long
 # The local UI loads parts of itself after the trace; without a request for this long it has all it needs.
 _QUIET_S = 20.0
 _TYPES = {".wasm": "application/wasm", ".js": "text/javascript", ".css": "text/css", ".json": "application/json"}
@@ -63,16 +60,29 @@ def offline_ui() -> Path | None:
     return None
 
 
-def window_of(path: Path) -> tuple[int, int] | None:
-    """The analysed window (ns) that traceana wrote at the head of a merged trace, or None."""
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the head of a merged trace says: its ranks, and the analysed window (ns). Empty and None for other files."""
+
+    ranks: tuple[int, ...] = ()
+    window: tuple[int, int] | None = None
+
+
+def facts_of(path: Path) -> Facts:
+    """Reads the descriptions that `traceana.outputs.timeline_cluster` writes first."""
     try:
         with path.open("rb") as plain:
-            head = plain.read(2)
-        with gzip.open(path) if head == b"\x1f\x8b" else path.open("rb") as stream:
-            found = re.search(rb"figures are about: (\d{1,19})\.\.(\d{1,19}) ns", stream.read(1 << 16))
+            packed = plain.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else path.open("rb") as stream:
+            head = stream.read(1 << 16)
     except (OSError, EOFError):
-        return None
-    return (int(found[1]), int(found[2])) if found else None
+        return Facts()
+    ranks = re.search(rb"made by traceana; ranks: ([\d,]+)", head)
+    window = re.search(rb"figures are about: (\d{1,19})\.\.(\d{1,19}) ns", head)
+    return Facts(
+        tuple(int(r) for r in ranks[1].split(b",") if r) if ranks else (),
+        (int(window[1]), int(window[2])) if window else None,
+    )
 
 
 def open_trace(
@@ -102,7 +112,8 @@ def open_trace(
     with _serve(_Site(path.resolve(), root), port, by_hand) as (site, server):
         base = f"http://127.0.0.1:{server.server_address[1]}"
         site.hosts = {base.removeprefix("http://"), base.replace("http://127.0.0.1", "localhost")}
-        url = _deep_link(ONLINE if root is None else base, base + site.address, window_of(path))
+        ui = ONLINE if root is None else base
+        url = _deep_link(ui, base + site.address, facts_of(path), local=root is not None)
         say(f"Open {url}")
         say(by_hand)
         if browser and not webbrowser.open_new_tab(url):
@@ -114,12 +125,25 @@ def open_trace(
     return Opened(path, url, fetched)
 
 
-def _deep_link(ui: str, trace: str, window: tuple[int, int] | None) -> str:
-    commands = json.dumps([{"id": name, "args": [text]} for name, text in _COMMANDS], separators=(",", ":"))
+def _commands(facts: Facts, *, local: bool) -> list[dict[str, object]]:
+    """What the UI does on opening: pin the stages of the pipeline, unfold what is read first."""
+    commands: list[tuple[str, ...]] = []
+    if local and 1 < len(facts.ranks) <= _MANY_RANKS:
+        # The local UI is older than the order that the trace asks for; it keeps the order of a workspace.
+        groups = ["^Cluster$", *(rf"^rank 0*{rank}\b" for rank in facts.ranks)]
+        commands += [("CopyTracksToWorkspaceByRegex", group, "traceana") for group in groups]
+        commands.append(("SwitchWorkspace", "traceana"))
+    commands.append(("PinTracksByRegex", r"^(stage|rank) 0*1?\d$"))
+    commands.append(("ExpandTracksByRegex", r"^(Cluster|rank 0*[01]\b.+)$"))
+    return [{"id": f"dev.perfetto.{name}", "args": list(arguments)} for name, *arguments in commands]
+
+
+def _deep_link(ui: str, trace: str, facts: Facts, *, local: bool) -> str:
+    commands = json.dumps(_commands(facts, local=local), separators=(",", ":"))
     query: dict[str, object] = {"url": trace, "startupCommands": commands}
-    if window is not None:
-        margin = (window[1] - window[0]) // 50
-        query |= {"visStart": window[0] - margin, "visEnd": window[1] + margin}
+    if facts.window is not None:
+        low, high = facts.window
+        query |= {"visStart": low - (high - low) // 50, "visEnd": high + (high - low) // 50}
     return f"{ui}/#!/?" + "&".join(f"{k}={urllib.parse.quote(str(v), safe='')}" for k, v in query.items())
 
 

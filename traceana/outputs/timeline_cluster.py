@@ -43,13 +43,12 @@ def write_cluster(
     """Writes the group `Cluster`."""
     uuids = iter(range(1, 1 << 20))
     top, pipeline = next(uuids), next(uuids)
-    packets.describe(
-        root_track(),
-        track(top, "Cluster", rank=0, explicit=True, description="Views across ranks, made by traceana"),
-    )
+    # `traceana.outputs.open_ui.facts_of` reads the ranks and the window back from these descriptions.
+    ranks = ",".join(str(i.rank) for i in infos)
+    about = f"Views across ranks, made by traceana; ranks: {ranks}"
+    packets.describe(root_track(), track(top, "Cluster", rank=0, explicit=True, description=about))
     if frames.window is not None:
         uuid = next(uuids)
-        # `traceana.outputs.open_ui.window_of` reads this back.
         about = f"The stretch that all figures are about: {frames.window[0]}..{frames.window[1]} ns"
         packets.describe(track(uuid, "Window", parent=top, rank=0, description=about))
         slices = pl.DataFrame(

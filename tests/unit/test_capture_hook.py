@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def ranks(folder: Path, count: int, *, pace_s: float = 0.003) -> Iterator[list[RankHook]]:
+def ranks(folder: Path, count: int, *, pace_s: float = 0.003) -> Generator[list[RankHook], None, None]:
     """Rank threads that run micro-batches of three slots, each at a pace of its own."""
     over = threading.Event()
     hooks = [RankHook(folder, rank=r, stage=r, place={"tp_rank": 0}) for r in range(count)]

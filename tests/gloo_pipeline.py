@@ -1,4 +1,4 @@
-"""A two-stage pipeline of torch.distributed processes on the CPU, marked by the in-process hook: `gloo_pipeline.py RANK FOLDER`.
+"""A two-stage pipeline of torch.distributed processes on the CPU, marked by the hook: `gloo_pipeline.py RANK FOLDER`.
 
 Each stage receives a tensor, multiplies, and sends it on, in three slots, as SGLang's loop does with micro-batches; the
 last stage returns a token tensor to the first. It ends when FOLDER/over appears: the first stage says so to the second.

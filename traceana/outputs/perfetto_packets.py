@@ -20,9 +20,11 @@ Slices come as a polars frame, one row a slice:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from traceana.outputs.perfetto_columns import BEGIN, COUNTER, INSTANT, Part, encode, width_of
@@ -157,14 +159,15 @@ class Interned:
 
 def _optional(frame: pl.DataFrame, name: str) -> tuple[I64, Mask | None]:
     """A column's values with 0 for null, and which rows have one (None: all). An id of 0 is none."""
-    column = frame.get_column(name)
-    nulls = column.null_count()
-    values = (column.fill_null(0) if nulls else column).to_numpy()
+    # Through Arrow: a polars expression for each column would cost more than a small trace's encoding.
+    column: pa.Array[Any] = frame.get_column(name).to_arrow()
+    nulls = column.null_count
+    values = (column.fill_null(False if pa.types.is_boolean(column.type) else 0) if nulls else column).to_numpy(False)
     values = values.view(np.int64) if values.dtype == np.uint64 else values.astype(np.int64, copy=False)
     if not name.startswith(("int:", "bool:")):
         present = values != 0
         return values, None if present.all() else present
-    return values, column.is_not_null().to_numpy() if nulls else None
+    return values, column.is_valid().to_numpy(False) if nulls else None
 
 
 class PacketSequence:

@@ -79,25 +79,27 @@ def write_timeline(
     linked = link_forwards(forwards, visits, infos, stage)
     paired = link_messages(messages)
     classes = states.filter((pl.col("state") == "busy") & pl.col("kernel_class").is_not_null())
+    visits_of, forwards_of, slices_of, classes_of = map(_by_rank, (visits, linked, slices, classes))
+    sent_by, taken_by = _by_rank(paired, "src"), _by_rank(paired, "dst")
+    highest = max((i.rank for i in infos), default=0)
 
     def sequences(write: Write) -> Iterator[PacketSequence]:
         top = PacketSequence(write, 1)
-        write_cluster(
-            top, ClusterFrames(linked, slices, capture.gpu_samples, in_flight, stages_busy, span, window), infos, name
-        )
+        cluster = ClusterFrames(forwards_of, slices_of, capture.gpu_samples, in_flight, stages_busy, span, window)
+        write_cluster(top, cluster, infos, name)
         yield top
         for tables in capture.ranks:
             rank = tables.info.rank
-            mine = pl.col("rank") == rank
             frames = RankFrames(
-                visits=visits.filter(mine),
-                forwards=linked.filter(mine),
-                messages=paired.filter((pl.col("src") == rank) | (pl.col("dst") == rank)),
-                attribution=slices.filter(mine),
-                classes=classes.filter(mine),
+                visits=visits_of.get(rank, visits.clear()),
+                forwards=forwards_of.get(rank, linked.clear()),
+                sent=sent_by.get(rank, paired.clear()),
+                received=taken_by.get(rank, paired.clear()),
+                attribution=slices_of.get(rank, slices.clear()),
+                classes=classes_of.get(rank, classes.clear()),
             )
             packets = PacketSequence(write, rank + 2)
-            labels = _labels(tables.info, name, stage, clock.filter(mine), max(i.rank for i in infos))
+            labels = _labels(tables.info, name, stage, clock.filter(pl.col("rank") == rank), highest)
             write_rank(packets, tables, frames, labels, kernel_class or {}, args)
             yield packets
 
@@ -105,6 +107,11 @@ def write_timeline(
         return _collect(sequences, out.write)
     with new_file(out) as temporary, closing(_opened(temporary, compressed=out.suffix == ".gz")) as stream:
         return _collect(sequences, stream.write)
+
+
+def _by_rank(frame: pl.DataFrame, key: str = "rank") -> dict[int, pl.DataFrame]:
+    parts = frame.partition_by(key, as_dict=True, maintain_order=True)
+    return {int(rank): part for (rank,), part in parts.items()}
 
 
 def _opened(path: Path, *, compressed: bool) -> Any:

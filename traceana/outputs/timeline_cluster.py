@@ -25,11 +25,12 @@ _GAUGES = (
 
 @dataclass(frozen=True, slots=True)
 class ClusterFrames:
-    """What the views across ranks show. Frames follow `traceana.schema`, `forwards` have the arrows of `link_forwards`,
-    `attribution` is from `attribution_slices`, and `in_flight` and `stages_busy` are steps (ts_ns, count)."""
+    """What the views across ranks show: by rank, `forwards` with the arrows of `link_forwards` and `attribution` from
+    `attribution_slices`; GPU_SAMPLES; `in_flight` and `stages_busy` as steps (ts_ns, count); first start and last end
+    of everything, and the analysed window (ns)."""
 
-    forwards: pl.DataFrame
-    attribution: pl.DataFrame
+    forwards: Mapping[int, pl.DataFrame]
+    attribution: Mapping[int, pl.DataFrame]
     gpu_samples: pl.DataFrame
     in_flight: pl.DataFrame | None
     stages_busy: pl.DataFrame | None
@@ -59,16 +60,16 @@ def write_cluster(
             }
         )
         packets.slices(slices, lambda _: uuid)
-    if frames.forwards.height:
+    if frames.forwards:
         about = "Forwards of every stage (a colour is a micro-batch), and why it idles"
         packets.describe(track(pipeline, "Pipeline", parent=top, rank=1, explicit=True, description=about))
         for place, info in enumerate(infos):
-            rows = frames.forwards.filter(pl.col("rank") == info.rank)
-            if rows.height:
+            rows = frames.forwards.get(info.rank)
+            if rows is not None:
                 lanes = _lanes(packets, uuids.__next__, name[info.rank], pipeline, place)
-                idle = _idle(rows, frames.attribution.filter(pl.col("rank") == info.rank))
-                forwards = micro_batch_slices(packets, rows).with_columns(pipeline_flows(rows))
-                both = [forwards, _bubble_slices(packets, idle)]
+                both = [micro_batch_slices(packets, rows).with_columns(pipeline_flows(rows))]
+                if info.rank in frames.attribution:
+                    both.append(_bubble_slices(packets, _idle(rows, frames.attribution[info.rank])))
                 packets.slices(pl.concat(both, how="diagonal"), lanes)
     _counter(packets, next(uuids), "Micro-batches in flight", top, 2, frames.in_flight)
     _counter(packets, next(uuids), "Stages busy", top, 3, frames.stages_busy)

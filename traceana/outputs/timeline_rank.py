@@ -47,12 +47,13 @@ class RankLabels:
 
 @dataclass(frozen=True, slots=True)
 class RankFrames:
-    """The rows of one rank: `attribution` from `attribution_slices`, `forwards` and `messages` with their arrows, and
-    `classes`, the busy rows of STATES, shown below the runs of busy."""
+    """The rows of one rank: `attribution` from `attribution_slices`, `forwards` and the messages `sent` and `received`
+    with their arrows, and `classes`, the busy rows of STATES, shown below the runs of busy."""
 
     visits: pl.DataFrame
     forwards: pl.DataFrame
-    messages: pl.DataFrame
+    sent: pl.DataFrame
+    received: pl.DataFrame
     attribution: pl.DataFrame
     classes: pl.DataFrame
 
@@ -138,7 +139,7 @@ class _RankWriter:
         self._micro_batches(frames.forwards)
         self._slots(frames.visits)
         self._streams(launched, kernel_class)
-        self._messages(frames.messages)
+        self._messages(frames.sent, frames.received)
         self._threads(launching)
         self._overheads()
 
@@ -256,16 +257,14 @@ class _RankWriter:
         named = pl.col(column).replace_strict(dict(self._labels.name), default=None, return_dtype=pl.String)
         return named.fill_null(pl.format("rank {}", column))
 
-    def _messages(self, messages: pl.DataFrame) -> None:
-        if messages.height == 0:
+    def _messages(self, sent: pl.DataFrame, received: pl.DataFrame) -> None:
+        if sent.height + received.height == 0:
             return
         group = self._track("P2P messages", self._process, 4, explicit=True)
         place = 0
-        for side, other, arrow in (("send", "dst", "→"), ("recv", "src", "←")):
-            mine = messages.filter(pl.col("src" if side == "send" else "dst") == self._rank)
-            keys = mine.select("kind", other).unique().sort("kind", other, descending=[True, False])
-            for kind, peer in keys.iter_rows():
-                rows = mine.filter(pl.col("kind") == kind, pl.col(other) == peer)
+        for side, mine, other, arrow in (("send", sent, "dst", "→"), ("recv", received, "src", "←")):
+            streams = mine.partition_by("kind", other, as_dict=True, maintain_order=True)
+            for (kind, peer), rows in sorted(streams.items(), key=lambda item: (item[0][0] != "proxy", item[0])):
                 title = f"{side} {kind} {arrow} {self._labels.name.get(peer, f'rank {peer}')}"
                 self._packets.slices(self._message_slices(rows, side, title), self._lanes(title, group, place))
                 place += 1

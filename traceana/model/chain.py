@@ -59,15 +59,17 @@ _DONE, _DEVICE, _INSIDE, _HOST = 0, 1, 2, 3
 def held_commits(graph: Graph, rows: IntArray) -> np.ndarray:
     """Which of the stops `rows`, commits of gloo sends, held their thread.
 
-    A commit returns once the message is taken, so it was held if the peer posted its receive after the thread had come
-    to the commit, or if the message was still in flight then and either arrived before the commit returned, or the
-    commit took longer than commits do by themselves (a real receiver can wake up after the sender).
+    A commit returns once the message is taken. It was held if the peer posted its receive after the thread had come to
+    the commit. If the message was in flight then, it was held if the message arrived no longer before the commit's end
+    than the fastest free commit takes; where the receiver woke after the sender, if it took longer than commits do by
+    themselves.
     """
     s = graph.stop
     posted, done = graph.control_recv[s.ref[rows]], graph.control_done[s.ref[rows]]
     before, end = s.before[rows], s.end[rows]
     late = posted > before
-    in_flight = (done > before) & ((end >= done) | (end - before > s.usual[rows]))
+    arrived = (end >= done) & (end - done <= s.fastest[rows])
+    in_flight = (done > before) & (arrived | ((end < done) & (end - before > s.usual[rows])))
     return (before != NEVER) & (posted < end) & (late | in_flight)
 
 
@@ -139,7 +141,9 @@ class _Walker:
         start = a.start[i]
         previous, other = a.previous[i], a.other[i]
         e1 = np.where(previous >= 0, np.minimum(a.end[previous], start), NEVER)
-        call = np.where(a.call_start[i] == NEVER, NEVER, np.minimum(a.call_end[i], start))
+        # Nodes of a graph after the first wait for the node before them only, also while the launch call is still open.
+        node = (previous >= 0) & (a.call_start[previous] == a.call_start[i]) & (a.thread[previous] == a.thread[i])
+        call = np.where(node | (a.call_start[i] == NEVER), NEVER, np.minimum(a.call_end[i], start))
         e3 = np.where(other >= 0, np.minimum(a.end[other], start), NEVER)
         best = np.maximum(np.maximum(e1, call), e3)
         lost = best == NEVER

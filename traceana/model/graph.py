@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from traceana.intervals import IntArray
-from traceana.matching.visits import main_thread
+from traceana.matching.visits import main_thread, visit_of
 from traceana.model.forwards import forward_of_activities
 from traceana.model.trace import Trace
 from traceana.model.transfers import message_parts
@@ -51,10 +51,22 @@ class Activities:
 
 
 @dataclass(frozen=True, slots=True)
+class _Waits:
+    """Per activity: the last stream-wait call ahead of its launch (NEVER: none), when it could have started otherwise,
+    its site, the visit if it is a send (-1: it is not), and its visit."""
+
+    waited: IntArray
+    released: IntArray
+    site: IntArray
+    sent_in: IntArray
+    visit: IntArray
+
+
+@dataclass(frozen=True, slots=True)
 class Stops:
     """Points at which a host thread may have been held, by (thread, end). `ref` is a control message or an activity;
-    `before` is the last event boundary on the thread ahead of the end; `usual` is how long a commit on that thread
-    takes from there when nothing holds it."""
+    `before` is the last event boundary on the thread ahead of the end; `usual` and `fastest` are how
+    long commits on that thread take from there when nothing holds them (90th percentile and minimum)."""
 
     thread: IntArray
     start: IntArray
@@ -63,6 +75,7 @@ class Stops:
     ref: IntArray
     before: IntArray
     usual: IntArray
+    fastest: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,31 +130,50 @@ class Graph:
         )
 
 
-def _other_stream(
-    start: IntArray, end: IntArray, stream: IntArray, issued: IntArray, released: IntArray, waited: IntArray, loose: bool
-) -> IntArray:
-    """For each activity of one rank the latest-ending activity of another stream that it may have waited for, or -1.
+def _other_stream(start: IntArray, end: IntArray, lane: IntArray, issued: IntArray, waits: _Waits) -> IntArray:
+    """For each activity of one rank the activity of another lane that it waited for, or -1.
 
-    `released` is when it could have started otherwise; what ended before cannot have held it. `waited` is the last
-    stream-wait call ahead of its launch (NEVER: none): only work issued before it can be waited for.
+    A stream-wait call names no streams. Evidence stands in for the name: a lane is waited for at a site (a kernel on
+    a lane) only if at every instance of the site its last activity issued before the wait had ended when the kernel
+    started; one that was still running once is not waited for. Lanes are streams, with sends apart from the rest.
     """
     n = start.size
+    found = np.full(n, -1, dtype=np.int64)
+    best = waits.released.copy()
+    rows = np.flatnonzero(waits.waited != NEVER)
+    if rows.size == 0:
+        return found
+    site = waits.site[rows]
+    for other in np.unique(lane):
+        members = np.flatnonzero(lane == other)
+        members = members[np.argsort(issued[members], kind="stable")]
+        at = np.searchsorted(issued[members], waits.waited[rows], side="left") - 1
+        candidate = np.where(at >= 0, members[np.maximum(at, 0)], -1)
+        known = (candidate >= 0) & (lane[rows] != other)
+        later = waits.sent_in[candidate] >= 0
+        # Streams wait for a send when it is committed, in a later visit.
+        known &= ~later | (waits.visit[rows] < 0) | (waits.visit[rows] > waits.sent_in[candidate])
+        running = known & (end[candidate] > start[rows])
+        refuted = np.isin(site, np.unique(site[running]))
+        take = known & ~refuted & (end[candidate] > best[rows])
+        found[rows[take]] = candidate[take]
+        best[rows[take]] = end[candidate[take]]
+    return found
+
+
+def _follows(start: IntArray, end: IntArray, lane: IntArray, released: IntArray) -> IntArray:
+    """As `_other_stream`, for traces without any stream-wait call: the latest-ending activity of another lane, if it
+    ended just before."""
     by_end = np.argsort(end, kind="stable")
     ends = end[by_end]
     position = np.searchsorted(ends, start, side="right") - 1
-    found = np.full(n, -1, dtype=np.int64)
-    can = start > released
-    can &= (waited != NEVER) | loose
-    active = np.flatnonzero(can & (position >= 0))
+    found = np.full(start.size, -1, dtype=np.int64)
+    active = np.flatnonzero((start > released) & (position >= 0))
     while active.size:
         candidate = by_end[position[active]]
-        late = end[candidate] > released[active]
-        if loose:
-            late &= start[active] - end[candidate] <= _FOLLOWS_NS
-        active, candidate = active[late], candidate[late]
-        fits = (stream[candidate] != stream[active]) & (candidate != active) & (start[candidate] < start[active])
-        if not loose:
-            fits &= issued[candidate] < waited[active]
+        near = (ends[position[active]] > released[active]) & (start[active] - end[candidate] <= _FOLLOWS_NS)
+        active, candidate = active[near], candidate[near]
+        fits = (lane[candidate] != lane[active]) & (start[candidate] < start[active])
         found[active[fits]] = candidate[fits]
         active = active[~fits]
         position[active] -= 1
@@ -178,7 +210,15 @@ def _rank_activities(trace: Trace, index: int, first: int, threads: dict[tuple[i
     e1 = np.where(previous >= 0, np.minimum(end[np.maximum(previous, 0)], start), NEVER)
     released = np.maximum(e1, np.where(call_start == NEVER, NEVER, np.minimum(call_end, start)))
     issued = np.where(call_start == NEVER, start, call_start)
-    other = _other_stream(start, end, stream, issued, released, waited, loose=waits.size == 0)
+    sends = (rank.device.get_column("collective").cast(pl.String) == "send").fill_null(False).to_numpy()
+    lane = 2 * np.unique(stream, return_inverse=True)[1] + sends
+    if waits.size:
+        visit = visit_of(visits, issued) if visits.height else np.full(n, -1, dtype=np.int64)
+        name = rank.device.get_column("name").to_physical().to_numpy().astype(np.int64)
+        facts = _Waits(waited, released, (lane << 32) + name, np.where(sends, visit, -1), visit)
+        other = _other_stream(start, end, lane, issued, facts)
+    else:
+        other = _follows(start, end, lane, released)
     shift = lambda x: np.where(x >= 0, x + first, -1)  # noqa: E731
     none = np.full(n, -1, dtype=np.int64)
     return (
@@ -201,6 +241,14 @@ def _sync_stops(trace: Trace, index: int, base: int, act: Activities, threads: d
     start, end = calls.get_column("ts_ns").to_numpy(), calls.get_column("end_ns").to_numpy()
     tid = calls.get_column("tid").to_numpy()
     thread = np.array([threads.setdefault((index, int(t)), len(threads)) for t in tid], dtype=np.int64)
+    # A stream sync follows the copy it is for: PyTorch syncs the stream it has just copied on. Which stream an event was
+    # recorded on the trace does not say.
+    only = np.full(start.size, -1, dtype=np.int64)
+    launched = mine[act.call_start[mine] != NEVER]
+    launched = launched[np.argsort(act.call_start[launched], kind="stable")]
+    at = np.searchsorted(act.call_start[launched], start, side="left") - 1
+    by_stream = calls.get_column("name").cast(pl.String).str.contains("StreamSynchronize").to_numpy() & (at >= 0)
+    only[by_stream] = act.stream[launched[at[by_stream]]]
     by_end = mine[np.argsort(act.end[mine], kind="stable")]
     ends = act.end[by_end]
     position = np.searchsorted(ends, end, side="right") - 1
@@ -211,7 +259,7 @@ def _sync_stops(trace: Trace, index: int, base: int, act: Activities, threads: d
         within = act.end[candidate] > start[active]
         active, candidate = active[within], candidate[within]
         issued = act.call_start[candidate]
-        fits = (issued != NEVER) & (issued < start[active])
+        fits = (issued != NEVER) & (issued < start[active]) & ((only[active] < 0) | (act.stream[candidate] == only[active]))
         found[active[fits]] = candidate[fits]
         active = active[~fits]
         position[active] -= 1
@@ -303,6 +351,7 @@ def build_graph(trace: Trace) -> Graph:
     s_thread, s_start, s_end, s_kind, s_ref = (x[order] for x in joined)
     before = np.full(s_end.size, NEVER)
     usual = np.zeros(s_end.size, dtype=np.int64)
+    fastest = np.zeros(s_end.size, dtype=np.int64)
     done = c.get_column("recv_end_ns").to_numpy()
     begin = np.full(len(threads), np.iinfo(np.int64).max)
     for (i, tid), thread_no in threads.items():
@@ -318,13 +367,14 @@ def build_graph(trace: Trace) -> Graph:
         # Commits of messages that had arrived before the thread came to them show what a commit costs by itself.
         free = own[done[s_ref[own]] <= before[own]]
         usual[own] = int(np.quantile(s_end[free] - before[free], 0.9, method="lower")) if free.size else 0
+        fastest[own] = int((s_end[free] - before[free]).min()) if free.size else 0
     thread_rank = np.array([i for (i, _), _ in sorted(threads.items(), key=lambda x: x[1])], dtype=np.int64)
     return Graph(
         ranks=ranks, activity=act, forward_rank=f_rank, forward_first=f_first, forward_visit=f_visit, forward_start=f_start,
         message_send=send, message_recv=recv, message_token=_token(m, trace), control_src=c_src, control_dst=c_dst,
         control_send=c.get_column("send_ts_ns").to_numpy(), control_recv=c.get_column("recv_ts_ns").to_numpy(),
         control_done=done, control_token=_token(c, trace),
-        stop=Stops(s_thread, s_start, s_end, s_kind, s_ref, before, usual),
+        stop=Stops(s_thread, s_start, s_end, s_kind, s_ref, before, usual, fastest),
         thread_rank=thread_rank, thread_begin=begin, main=main,
     )  # fmt: skip
 

@@ -27,21 +27,27 @@ def message_floors(messages: pl.DataFrame) -> pl.DataFrame:
         return pl.DataFrame(
             schema={"src": pl.Int32, "dst": pl.Int32, "bytes": pl.Int64, "send_floor_ns": pl.Int64, "recv_floor_ns": pl.Int64}
         )
-    floor = pl.col("d").quantile(_FLOOR_QUANTILE, "lower").cast(pl.Int64)
-    # A send that lasts beyond its receive's start can have been held until then: only what follows surely moves data.
-    met = pl.col("recv_ts_ns").is_between(pl.col("send_ts_ns"), pl.col("send_end_ns"), closed="none")
-    sends = messages.with_columns(
-        (pl.col("send_end_ns") - pl.when(met).then(pl.col("recv_ts_ns")).otherwise(pl.col("send_ts_ns"))).alias("d")
+    keys = ["src", "dst", "bytes"]
+    whole = (pl.col("send_end_ns") - pl.col("send_ts_ns")).alias("whole")
+    rest = (pl.col("send_end_ns") - pl.col("recv_ts_ns")).alias("rest")
+    # A send that its receive finds under way may have been held until then, or may just be slow. Sends that met no
+    # receive on the way tell; without any, what varies less tells: the whole kernel, or what follows the receive.
+    met = pl.col("recv_ts_ns").is_between(pl.col("send_ts_ns"), pl.col("send_end_ns"), closed="none").alias("met")
+    low = lambda name: pl.col(name).quantile(_FLOOR_QUANTILE, "lower").cast(pl.Int64)  # noqa: E731
+    spread = lambda name: pl.col(name).max() - pl.col(name).min()  # noqa: E731
+    sends = (
+        messages.with_columns(whole, rest, met)
+        .group_by(keys)
+        .agg(
+            pl.col("whole").filter(~pl.col("met")).quantile(_FLOOR_QUANTILE, "lower").cast(pl.Int64).alias("clean"),
+            pl.when(spread("rest") <= spread("whole")).then(low("rest")).otherwise(low("whole")).alias("guess"),
+        )
+        .with_columns(pl.coalesce("clean", "guess").alias("send_floor_ns"))
+        .drop("clean", "guess")
     )
     moving = pl.col("recv_end_ns") - pl.max_horizontal("recv_ts_ns", "send_ts_ns")
-    receives = messages.with_columns(moving.clip(lower_bound=0).alias("d"))
-    keys = ["src", "dst", "bytes"]
-    return (
-        sends.group_by(keys)
-        .agg(floor.alias("send_floor_ns"))
-        .join(receives.group_by(keys).agg(floor.alias("recv_floor_ns")), on=keys, how="left", nulls_equal=True)
-        .sort(keys)
-    )
+    receives = messages.with_columns(moving.clip(lower_bound=0).alias("d")).group_by(keys).agg(low("d").alias("recv_floor_ns"))
+    return sends.join(receives, on=keys, how="left", nulls_equal=True).sort(keys)
 
 
 def message_parts(messages: pl.DataFrame, uncertainty_ns: Mapping[int, int | None]) -> pl.DataFrame:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from traceana.intervals import IntArray
 from traceana.simulate.growth import PPM, Experts
-from traceana.simulate.hosts import claim, equal_speeds, planted
+from traceana.simulate.hosts import HostSpeed, claim, equal_speeds, planted
 from traceana.simulate.parts import Parts
-from traceana.simulate.play import Ends, HostSpeed, Round, play
+from traceana.simulate.play import Ends, Round, play
 from traceana.simulate.scenario import Scenario, unchanged
 
 __all__ = ["DILATION", "Calibration", "calibrate"]
@@ -17,7 +17,7 @@ __all__ = ["DILATION", "Calibration", "calibrate"]
 # Host dilation of the captures at hand, least and most (docs/concepts/whatif.md), for servers that do not say their own
 # throughput; and where between them the middle is taken.
 DILATION = (1_350_000, 1_800_000, 2_400_000)
-_SLOWEST, _FASTEST = 3 * PPM, PPM // 20
+_SLOWEST, _FASTEST = 5 * PPM // 4, PPM // 20
 _ROUNDS = 40
 
 
@@ -50,7 +50,7 @@ def calibrate(parts: Parts, experts: Experts, taken: Sequence[int]) -> list[Cali
     if any(e != PPM for e in equal):
         ways["of one speed"] = equal
     out: list[Calibration] = []
-    if parts.throughput is not None and not all(s.graphed.all() for s in parts.stages):
+    if parts.throughput is not None and not all(s.graphed[parts.batch > 0].all() for s in parts.stages):
         ways["with launching apart"] = [PPM] * len(parts.stages)
     for name, factors in ways.items():
         if parts.throughput is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from traceana.intervals import IntArray
 from traceana.simulate.growth import PPM
 from traceana.simulate.parts import COLUMNS, Parts
 
-__all__ = ["equal_speeds", "graph_launch_ns", "planted", "unprofiled"]
+__all__ = ["HostSpeed", "as_profiled", "claim", "equal_speeds", "graph_launch_ns", "planted", "unprofiled"]
 
 # Host time of cudaGraphLaunch without a profiler by kernels in the graph (one H200 host, CUDA 13: launch.json of the
 # captures' p2p-nccl folder). Between the points it is linear.
@@ -30,6 +31,19 @@ _TWINS = {
 _SAME = ("commit_output", "send_output", "post_output", "await_result", "receive_result", "prepare", "before_sync", "process")
 _TIMES, _LEAST_NS = 3, 500_000
 _LAUNCH, _TAIL = COLUMNS.index("launch"), COLUMNS.index("tail")
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpeed:
+    """`speed` (ppm) of the measured host pieces, `equal` a factor (ppm) per stage, `known` ns per stage and column that
+    are not scaled. `launch` is the speed of launching kernel by kernel, where that is another one; `table`: graph launches
+    cost what they cost unprofiled."""
+
+    speed: int
+    equal: tuple[int, ...]
+    known: tuple[IntArray, ...]
+    launch: int | None = None
+    table: bool = True
 
 
 def graph_launch_ns(nodes: int) -> int:
@@ -93,15 +107,22 @@ def equal_speeds(parts: Parts, known: list[IntArray]) -> list[int]:
     return [mean * PPM // t for t in totals]
 
 
-def unprofiled(parts: Parts, stage: int, known: IntArray, speed: int, launch: int, nodes: IntArray) -> IntArray:
-    """Host pieces of a stage at `speed` (ppm of the measured time), eager launching at the speed `launch`; `nodes` are the
-    kernels of each row's graph."""
+def unprofiled(parts: Parts, stage: int, speed: HostSpeed, nodes: IntArray) -> IntArray:
+    """Host pieces of a stage at `speed`; `nodes` are the kernels of each row's graph."""
     part = parts.stages[stage]
-    fixed = np.minimum(part.host, known)
-    speeds = np.full(len(COLUMNS), speed, dtype=np.int64)
-    speeds[_LAUNCH] = launch
+    fixed = np.minimum(part.host, speed.known[stage])
+    own = speed.speed * speed.equal[stage] // PPM
+    speeds = np.full(len(COLUMNS), own, dtype=np.int64)
+    speeds[_LAUNCH] = own if speed.launch is None else speed.launch
     host = (part.host - fixed) * speeds // PPM + fixed
-    table = np.array([graph_launch_ns(int(n)) for n in nodes], dtype=np.int64)
     graphed = part.graphed & (nodes > 0)
-    host[:, _LAUNCH] = np.where(graphed, np.minimum(table, part.host[:, _LAUNCH]), host[:, _LAUNCH])
+    table = np.array([graph_launch_ns(int(n)) for n in nodes], dtype=np.int64)
+    measured = part.host[:, _LAUNCH]
+    host[:, _LAUNCH] = np.where(graphed, np.minimum(table, measured) if speed.table else measured, host[:, _LAUNCH])
     return host
+
+
+def as_profiled(parts: Parts) -> HostSpeed:
+    """The hosts as they were under the profiler."""
+    none = np.zeros(len(COLUMNS), dtype=np.int64)
+    return HostSpeed(PPM, (PPM,) * len(parts.stages), (none,) * len(parts.stages), table=False)

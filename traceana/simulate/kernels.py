@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -40,6 +40,16 @@ class Kernels:
         part = self.table.filter(chosen).group_by("row").agg(pl.col("ns").sum())
         out[part.get_column("row").to_numpy()] = part.get_column("ns").to_numpy()
         return np.minimum(out, self.gpu)
+
+    def replaced(self, batch: IntArray, usual: np.ndarray) -> Kernels:
+        """With the median of the usual rows of the same batch in the rows that are not usual."""
+        out = {n: getattr(self, n).copy() for n in ("gpu", "busy", "nodes", "count", "before", "after")}
+        for size in np.unique(batch[~usual]):
+            same = (batch == size) & usual
+            if same.any():
+                for values in out.values():
+                    values[(batch == size) & ~usual] = int(np.median(values[same]))
+        return replace(self, **out)
 
     def matching(self, pattern: re.Pattern[str]) -> pl.Expr:
         """The kernels whose name the pattern finds."""

@@ -75,12 +75,14 @@ class Hops:
 @dataclass(frozen=True, slots=True)
 class Loop:
     """A server to simulate. `steps[stage]` repeats: visit v of a stage takes `steps[stage][v % len]`; `hops[stage]` leads
-    to the next stage (the last one's to the first). `one_stream`: all NCCL messages of a rank share one stream."""
+    to the next stage (the last one's to the first). `one_stream`: all NCCL messages of a rank share one stream. `lags[stage]`: what
+    a graph's forward takes beyond its GPU time where its launch came last, and where its stream's other work did."""
 
     steps: Sequence[Sequence[Step]]
     hops: Sequence[Hops]
     depth: int = 0
     one_stream: bool = False
+    lags: Sequence[tuple[int, int]] = ()
 
     @property
     def slots(self) -> int:
@@ -145,6 +147,7 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
     filled = [steps[v % cycle].batch > 0 for v in range(visits)]
     launched = list(accumulate(filled, initial=0))  # forwards before each visit
     first, last = s == 0, s == pp - 1
+    after_launch, after_stream = loop.lags[s] if loop.lags else (0, 0)
     one = loop.one_stream or pp == 2  # two stages are one pair, and a pair has one stream
     host = schedule = forward = copied = 0
     nccl_next = nccl_previous = 0
@@ -240,10 +243,13 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
                     host += p.prepare
                     issued = host
                     host += p.launch
-                    begin = max(forward, schedule, host if p.graph else issued)
-                    forward = begin + p.gpu
+                    ready = max(forward, schedule)
                     if not p.graph:
-                        forward = max(forward, host + p.last)
+                        forward = max(max(ready, issued) + p.gpu, host + p.last)
+                    elif ready > host:
+                        forward = ready + p.gpu + after_stream
+                    else:
+                        forward = host + p.gpu + after_launch
                     host += p.tail
                     if p.tail:
                         forward = max(forward, host + p.last)

@@ -33,14 +33,16 @@ def program(depth: int) -> tuple[str, ...]:
     return (*_BEFORE, *middle, *_AFTER)
 
 
-def host_pieces(model: Model, rank: int, depth: int) -> pl.DataFrame:
-    """One row per whole visit of `rank` in the window: visit, slot, mode, batch_size, tokens, ts_ns, end_ns, `graphed`, a
+def host_pieces(model: Model, rank: int, depth: int, first: int, last: int) -> pl.DataFrame:
+    """One row per whole visit of `rank` from `first` to `last`: visit, slot, mode, batch_size, tokens, ts_ns, end_ns, `graphed`, a
     column of nanoseconds per point of `program(depth)`, `wake` (from the end of the GPU work awaited to the sync's return) and
-    `wait_ns` (everything the host waited for). Work, wake and waits of a row sum to its length.
+    `wait_ns` (everything the host waited for). Work, wake and waits of a row sum to its length. `launched` is when the
+    launch of the forward returned, `paired` false where the
+    requests that came in were not matched: what the host waited for is then not known.
     """
     table = next(r for r in model.trace.capture.ranks if r.info.rank == rank)
     every = model.trace.visits.filter(pl.col("rank") == rank)
-    visits = model.window_visits().filter(pl.col("rank") == rank).sort("visit")
+    visits = every.filter(pl.col("visit").is_between(first, last) & pl.col("complete")).sort("visit")
     points = _points(model, table, every, visits)
     waits = _held(model, rank, every)
     frame = visits.select("visit", "slot", *_MODES, "ts_ns", "end_ns")
@@ -65,6 +67,8 @@ def host_pieces(model: Model, rank: int, depth: int) -> pl.DataFrame:
     return out.select(
         "visit", "slot", *_MODES, "ts_ns", "end_ns", "graphed", *PIECES, "wake",
         (pl.col("end_ns") - pl.col("ts_ns") - worked).alias("wait_ns"),
+        frame.get_column("launch").alias("launched"),
+        frame.get_column("receive").is_not_null().alias("paired") if model.trace.topology.stage.get(rank, 0) else pl.lit(True).alias("paired"),
     )  # fmt: skip
 
 

@@ -32,20 +32,22 @@ _FLOOR = 0.2
 @dataclass(frozen=True, slots=True)
 class StageParts:
     """One stage. `host` has a row per visit and a column per name of COLUMNS, ns; `kernels` has the same rows; `graphed`
-    says whether a graph launch issued the forward."""
+    says whether a graph launch issued the forward. `lag`: ns from the graph's launch, or from what its stream waited for, to
+    the forward's end, beyond its GPU time; negative where kernels ran ahead of the graph."""
 
     rank: int
     host: IntArray
     graphed: np.ndarray
     kernels: Kernels
+    lag: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """A capture in pieces. Rows are visits common to all stages, in order: `visits`, `batch` (0: an empty slot), `mode`.
 
-    `slots` has the batch of every slot as the window shows it, `period_ns` the time of a visit of the first stage,
-    `stalled` the visits left out. `throughput` is the server's own, unprofiled, in 1/1000 tokens per second, for
+    `slots` has the batch of every slot, `period_ns` the time of a visit of the first stage under the profiler, `stalled`
+    the visits of all stages that were not usual and stand with the median of their kind. `throughput` is the server's own, unprofiled, in 1/1000 tokens per second, for
     `tokens` per row; None where nothing tells.
     """
 
@@ -95,44 +97,45 @@ def measure(model: Model) -> Parts:
             where="async depth above 0",
             hint="put the server's server_info.json or server.log beside the traces",
         )
-    frames = [host_pieces(model, rank, slots - len(heads)) for rank in heads]
-    if not all(f.height for f in frames):
+    first, last = _range(model, heads, slots)
+    frames = [host_pieces(model, rank, slots - len(heads), first, last) for rank in heads]
+    common = set(frames[0].get_column("visit")).intersection(*(f.get_column("visit") for f in frames[1:]))
+    frames = [f.filter(pl.col("visit").is_in(list(common))) for f in frames]
+    decode = bool(frames[0].get_column("mode").is_in(["decode"]).any())
+    if decode:  # predictions are about decoding; prefill in between is left out
+        usable = frames[0].filter((pl.col("mode") == "decode") | pl.col("mode").is_null()).get_column("visit")
+        frames = [f.filter(pl.col("visit").is_in(usable.implode())) for f in frames]
+    lead = frames[0]
+    if not lead.height or not lead.get_column("mode").is_not_null().any():
         raise ModelError(
             "there is no visit to play again",
-            where="no whole visit of the scheduler loop on every stage",
+            where="no whole visit with a batch on every stage",
             hint="profile CPU and GPU activities, for at least a few rounds of all slots",
         )
-    kept, stalled = _steady(frames)
-    decode = bool(kept[0].get_column("mode").is_in(["decode"]).any())
-    if decode:  # predictions are about decoding; prefill in between is left out
-        usable = kept[0].filter((pl.col("mode") == "decode") | pl.col("mode").is_null()).get_column("visit")
-        kept = [f.filter(pl.col("visit").is_in(usable.implode())) for f in kept]
-    first = kept[0]
-    visits = first.get_column("visit").to_numpy()
-    batch = first.get_column("batch_size").fill_null(0).to_numpy().astype(np.int64)
-    stages = tuple(
-        StageParts(
-            rank,
-            _filled(frame, batch),
-            frame.get_column("graphed").fill_null(False).to_numpy(),
-            measure_kernels(model, rank, visits),
-        )
-        for rank, frame in zip(heads, kept, strict=True)
-    )
-    tokens = first.get_column("tokens").fill_null(0).to_numpy().astype(np.int64)
-    length = (first.get_column("end_ns") - first.get_column("ts_ns")).to_numpy()
+    visits = lead.get_column("visit").to_numpy()
+    batch = lead.get_column("batch_size").fill_null(0).to_numpy().astype(np.int64)
+    stages: list[StageParts] = []
+    stalled = 0
+    for rank, frame in zip(heads, frames, strict=True):
+        kernels = measure_kernels(model, rank, visits)
+        usual = _usual(frame, kernels, batch)
+        stalled += int((~usual).sum())
+        graphed = frame.get_column("graphed").fill_null(False).to_numpy()
+        lag = _lag(model, rank, frame.select("visit", "launched"), visits[graphed & usual], kernels.gpu[graphed & usual])
+        stages.append(StageParts(rank, _filled(frame, batch, usual), graphed, kernels.replaced(batch, usual), lag))
+    tokens = lead.get_column("tokens").fill_null(0).to_numpy().astype(np.int64)
     throughput, source = _own_throughput(model.facts, decode)
     return Parts(
-        stages=stages,
+        stages=tuple(stages),
         visits=visits,
         batch=batch,
-        mode=tuple(first.get_column("mode").to_list()),
+        mode=tuple(lead.get_column("mode").to_list()),
         tokens=tokens,
         hops=tuple(_hops(model, heads, s) for s in range(len(heads))),
         depth=slots - len(heads),
         one_stream=_one_stream(model, heads),
-        slots=_pattern(first, slots),
-        period_ns=int(length.sum()) // length.size,
+        slots=_pattern(model, heads[0], slots, decode),
+        period_ns=_period(model, heads[0], slots),
         throughput=throughput,
         source=source,
         decode=decode,
@@ -152,45 +155,79 @@ def _slots(model: Model) -> int | None:
     return int(top) + 1 if isinstance(top, int) else None
 
 
-def _steady(frames: Sequence[pl.DataFrame]) -> tuple[list[pl.DataFrame], int]:
-    """The visits that every stage has whole, without those that stalled on one."""
-    common = set(frames[0].get_column("visit"))
-    for frame in frames[1:]:
-        common &= set(frame.get_column("visit"))
-    kept = set(common)
-    for frame in frames:
-        own = frame.filter(pl.col("visit").is_in(list(common)))
-        work = pl.sum_horizontal(pl.col(n).fill_null(0) for n in COLUMNS)
-        usual = work.median().over("mode", "batch_size")
-        kept -= set(own.filter(work > _STALLED * usual).get_column("visit"))
-    # Where every other visit seems to stall there is no rule to keep.
-    if 2 * len(kept) < len(common):
-        kept = common
-    return [f.filter(pl.col("visit").is_in(list(kept))).sort("visit") for f in frames], len(common) - len(kept)
+def _range(model: Model, heads: Sequence[int], slots: int) -> tuple[int, int]:
+    """The visits to measure: those of the window; where they are fewer than two rounds, on to the last visit that every
+    stage has whole. Pieces hold no waits, so it does not matter that the stages have gone out of the common window."""
+    window = model.trace.window
+    whole = model.trace.visits.filter(pl.col("complete") & pl.col("rank").is_in(heads))
+    ends = whole.group_by("rank").agg(pl.col("visit").min().alias("first"), pl.col("visit").max().alias("last"))
+    if ends.height < len(heads):
+        return 0, -1
+    first, last = int(ends.select(pl.col("first").max()).item()), int(ends.select(pl.col("last").min()).item())
+    if window.first_visit is None or window.last_visit is None:
+        return first, last
+    short = window.last_visit - window.first_visit + 1 < 2 * slots
+    return window.first_visit, max(window.last_visit, last) if short else window.last_visit
 
 
-def _filled(frame: pl.DataFrame, batch: IntArray) -> IntArray:
-    """The host pieces as a matrix. What a visit did not pass has no time of its own there: it takes the median of the
-    visits of the same batch that did, else of all."""
+def _usual(frame: pl.DataFrame, kernels: Kernels, batch: IntArray) -> np.ndarray:
+    """Which visits are fit to be played again: messages matched, no stall, all kernels recorded. Where hardly any of a
+    batch is, all of that batch are."""
+    work = frame.select(pl.sum_horizontal(pl.col(n).fill_null(0) for n in COLUMNS)).to_series().to_numpy()
+    usual = frame.get_column("paired").to_numpy().copy()
+    for size in np.unique(batch):
+        same = batch == size
+        fit = usual & same
+        middle = np.median(work[fit if fit.any() else same])
+        fit = fit & (work <= _STALLED * middle)
+        if size:
+            fit = fit & (kernels.count >= 0.9 * np.median(kernels.count[same]))
+        usual[same] = fit[same] if 3 * int(fit.sum()) >= int(same.sum()) else True
+    return usual
+
+
+def _filled(frame: pl.DataFrame, batch: IntArray, usual: np.ndarray) -> IntArray:
+    """The host pieces as a matrix. What a visit did not pass has no time of its own there, and an unusual visit has none
+    to go by: they take the median of the usual visits of the same batch, else of all."""
     host = np.empty((frame.height, len(COLUMNS)), dtype=np.int64)
     for column, name in enumerate(COLUMNS):
         series = frame.get_column(name)
-        known = series.is_not_null().to_numpy()
+        known = series.is_not_null().to_numpy() & usual
         values = series.fill_null(0).to_numpy().copy()
         if known.any() and not known.all():
             for size in np.unique(batch[~known]):
                 same = (batch == size) & known
-                usual = values[same] if same.any() else values[known]
-                values[(batch == size) & ~known] = int(np.median(usual))
+                middle = values[same] if same.any() else values[known]
+                values[(batch == size) & ~known] = int(np.median(middle))
         host[:, column] = values
     return host
 
 
-def _pattern(first: pl.DataFrame, slots: int) -> tuple[int, ...]:
-    """The commonest batch of every slot on the first stage; 0 where it holds none."""
-    seen = first.with_columns((pl.col("visit") % slots).alias("at"), pl.col("batch_size").fill_null(0).alias("b"))
+def _pattern(model: Model, rank: int, slots: int, decode: bool) -> tuple[int, ...]:
+    """The commonest batch of every slot on the first stage, among all its visits; 0 where it holds none."""
+    own = model.trace.visits.filter((pl.col("rank") == rank) & (pl.col("complete") | pl.col("mode").is_not_null()))
+    if decode:
+        own = own.filter((pl.col("mode") == "decode") | pl.col("mode").is_null())
+    seen = own.with_columns((pl.col("visit") % slots).alias("at"), pl.col("batch_size").fill_null(0).alias("b"))
     usual = dict(seen.group_by("at").agg(pl.col("b").mode().max()).iter_rows())
     return tuple(int(usual.get(s, 0)) for s in range(slots))
+
+
+def _period(model: Model, rank: int, slots: int) -> int:
+    """Time of a visit under the profiler: whole rounds of the window, else the visits there are."""
+    own = model.window_visits().filter(pl.col("rank") == rank).sort("visit")
+    if own.height < slots:
+        own = model.trace.visits.filter((pl.col("rank") == rank) & pl.col("complete")).sort("visit")
+    starts = own.get_column("ts_ns").to_numpy()
+    if starts.size > slots:
+        return int(np.median(starts[slots:] - starts[:-slots])) // slots if starts.size < 3 * slots else _mean(own, slots)
+    return _mean(own, 1)
+
+
+def _mean(visits: pl.DataFrame, slots: int) -> int:
+    length = (visits.get_column("end_ns") - visits.get_column("ts_ns")).to_numpy()
+    whole = length[: max(1, length.size // slots) * slots] if length.size >= slots else length
+    return int(whole.sum()) // max(whole.size, 1)
 
 
 def _hops(model: Model, heads: Sequence[int], stage: int) -> Hops:
@@ -204,32 +241,54 @@ def _hops(model: Model, heads: Sequence[int], stage: int) -> Hops:
     gloo = controls.group_by("kind", "at").agg((pl.col("recv_end_ns").max() - both).alias("ns"))
     cost = dict(gloo.group_by("kind").agg(pl.col("ns").quantile(0.5, "lower")).iter_rows())
     messages = trace.messages.filter(pair)
-    send = (pl.col("send_end_ns") - pl.col("send_ts_ns")).quantile(_FLOOR, "lower").alias("send")
-    late = pl.max_horizontal("send_ts_ns", "recv_ts_ns")
-    receive = (pl.col("recv_end_ns") - late).quantile(0.5, "lower").alias("receive")
-    # All tensors of a message go one after the other: their floors add up.
-    per_visit = pl.len() / pl.col("visit").n_unique()
-    floors = {k: (s, r, n) for k, s, r, n in messages.group_by("kind").agg(send, receive, per_visit.alias("n")).iter_rows()}
-
-    def floor(kind: str, side: int) -> int:
-        if kind not in floors:
-            return 0
-        value, count = floors[kind][side], floors[kind][2]
-        return max(0, int(value or 0)) * max(1, round(count or 1))
-
+    # All tensors of one visit together: they go one after the other.
+    together = messages.group_by("kind", "visit").agg(
+        (pl.col("send_end_ns").max() - pl.col("send_ts_ns").min()).alias("send"),
+        (pl.col("recv_end_ns").max() - pl.max_horizontal(pl.col("send_ts_ns").min(), pl.col("recv_ts_ns").min())).alias("receive"),
+    )  # fmt: skip
+    floors = {
+        kind: (max(0, int(send or 0)), max(0, int(receive or 0)))
+        for kind, send, receive in together.group_by("kind")
+        .agg(pl.col("send").quantile(_FLOOR, "lower"), pl.col("receive").quantile(0.5, "lower"))
+        .iter_rows()
+    }
+    none = (0, 0)
     held = messages.filter((pl.col("kind") == "proxy") & (pl.col("recv_ts_ns") > pl.col("send_ts_ns")))
     blocked = held.filter(pl.col("send_end_ns") > pl.col("recv_ts_ns")).height
     return Hops(
         requests=int(cost.get("requests") or 0),
         proxy=int(cost.get("proxy") or 0),
         output=int(cost.get("output") or 0),
-        send_proxy=floor("proxy", 0),
-        recv_proxy=floor("proxy", 1),
-        send_output=floor("output", 0),
-        recv_output=floor("output", 1),
+        send_proxy=floors.get("proxy", none)[0],
+        recv_proxy=floors.get("proxy", none)[1],
+        send_output=floors.get("output", none)[0],
+        recv_output=floors.get("output", none)[1],
         copy=_copy(model, dst),
         eager=not held.height or 2 * blocked <= held.height,
     )
+
+
+def _lag(model: Model, rank: int, launched: pl.DataFrame, visits: IntArray, gpu: IntArray) -> tuple[int, int]:
+    """Medians of the lag where the launch came last, and where the activations or the forward before did."""
+    forwards = model.trace.forwards.filter(pl.col("rank") == rank).sort("ts_ns")
+    forwards = forwards.select("visit", "end_ns", pl.col("end_ns").shift(1).alias("previous"))
+    received = model.trace.messages.filter((pl.col("dst") == rank) & (pl.col("kind") == "proxy"))
+    received = received.group_by("visit").agg(pl.col("recv_end_ns").max().alias("received"))
+    released = pl.max_horizontal("previous", "received")
+    frame = (
+        pl.DataFrame({"visit": visits, "gpu": gpu})
+        .join(forwards, on="visit").join(launched, on="visit").join(received, on="visit", how="left")
+        .drop_nulls("launched")
+        .with_columns(
+            (pl.col("end_ns") - pl.max_horizontal("launched", released) - pl.col("gpu")).alias("lag"),
+            (pl.col("launched") >= released.fill_null(0)).alias("by_launch"),
+        )
+    )  # fmt: skip
+    by = {side: frame.filter(pl.col("by_launch") == side).get_column("lag").quantile(0.5, "lower") for side in (True, False)}
+    launch, stream = by[True], by[False]
+    # Where the stream was never the last to be ready, the kernels ahead of the graph would have to wait too.
+    first = 0 if launch is None else int(launch)
+    return first, (max(0, first) if stream is None else int(stream))
 
 
 def _copy(model: Model, rank: int) -> int:

@@ -9,12 +9,12 @@ import numpy as np
 
 from traceana.intervals import IntArray
 from traceana.simulate.growth import CONSTANT, PPM, Experts, scaled_to_batch
-from traceana.simulate.hosts import graph_launch_ns, unprofiled
+from traceana.simulate.hosts import HostSpeed, as_profiled, graph_launch_ns, unprofiled
 from traceana.simulate.loop import Hops, Loop, Step, simulate
 from traceana.simulate.parts import COLUMNS, Parts
-from traceana.simulate.scenario import Scenario
+from traceana.simulate.scenario import Scenario, unchanged
 
-__all__ = ["EAGER_NS", "Ends", "HostSpeed", "Round", "play", "play_as_profiled"]
+__all__ = ["EAGER_NS", "Ends", "Round", "play", "play_as_profiled"]
 
 # Host time of one kernel launched by itself, not profiled: of the launch alone (launch.json of the captures' p2p-nccl
 # folder), and with SGLang's Python around it in a decode step without graphs (D of the captures).
@@ -22,17 +22,6 @@ EAGER_NS = (10_000, 75_000)
 _LEAST_VISITS = 24
 _LAST_KERNEL_NS = 5_000
 _SCHEDULE, _LAUNCH, _TAIL = (COLUMNS.index(name) for name in ("schedule", "launch", "tail"))
-
-
-@dataclass(frozen=True, slots=True)
-class HostSpeed:
-    """`speed` (ppm) of the measured host pieces, `equal` a factor (ppm) per stage, `known` ns per stage and column that
-    are not scaled. `launch` is the speed of launching kernel by kernel, where that is another one."""
-
-    speed: int
-    equal: tuple[int, ...]
-    known: tuple[IntArray, ...]
-    launch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +67,19 @@ def play(
         steps = [[r[v % window] for v in range(warm + window + 1)] for r in rows]
         tokens, filled = int(parts.tokens.sum()), int((parts.batch > 0).sum())
     hops = [_slowed(h, speed.speed) for h in scenario.hops]
-    starts = simulate(Loop(steps, hops, scenario.depth, parts.one_stream), len(steps[0])).starts[0]
+    lags = [stage.lag for stage in parts.stages]
+    starts = simulate(Loop(steps, hops, scenario.depth, parts.one_stream, lags), len(steps[0])).starts[0]
     last = len(starts) - 1
     span = starts[last] - starts[last - window]
     gpu = tuple(sum(s.gpu for s in of_stage[last - window : last]) * length // window for of_stage in steps)
     return Round(span * length // window, tokens, filled, gpu)
 
 
-def play_as_profiled(parts: Parts) -> int:
-    """Time of a visit when the capture's own visits are played in their order with nothing taken out, ns: what the model
-    says of the profiled server, to be compared with `parts.period_ns`."""
-    count = parts.visits.size
-    warm = -(-_LEAST_VISITS // count) * count
-    steps: list[list[Step]] = []
-    for stage in parts.stages:
-        rows = zip(stage.host.tolist(), parts.batch.tolist(), stage.kernels.gpu.tolist(), stage.graphed.tolist(), strict=True)
-        own = [Step(*host, batch, gpu, _LAST_KERNEL_NS, graphed) for host, batch, gpu, graphed in rows]
-        steps.append([own[v % count] for v in range(warm + count + 1)])
-    starts = simulate(Loop(steps, parts.hops, parts.depth, parts.one_stream), warm + count + 1).starts[0]
-    return (starts[-1] - starts[-1 - count]) // count
+def play_as_profiled(parts: Parts, experts: Experts) -> int:
+    """Time of a visit when the capture is played with its hosts as slow as the profiler made them, ns: what the model says
+    of the profiled server, to be compared with `parts.period_ns`."""
+    length = len(parts.slots) if parts.decode else parts.visits.size
+    return play(parts, unchanged(parts), as_profiled(parts), parts.slots, experts, Ends()).ns // length
 
 
 def _turns(pattern: Sequence[int], kinds: dict[int, tuple[int, list[Step]]], window: int) -> list[tuple[int, int]]:
@@ -127,8 +110,7 @@ class _Stage:
     def __init__(self, parts: Parts, scenario: Scenario, speed: HostSpeed, s: int) -> None:
         self.parts, self.scenario, self.stage, self.s = parts, scenario, parts.stages[s], s
         known = np.minimum(speed.known[s], self.stage.host)
-        own = speed.speed * speed.equal[s] // PPM
-        host = unprofiled(parts, s, speed.known[s], own, own if speed.launch is None else speed.launch, scenario.nodes[s])
+        host = unprofiled(parts, s, speed, scenario.nodes[s])
         host = host * scenario.columns // PPM
         if scenario.taken[s]:
             host = _without(host, known, scenario.taken[s])

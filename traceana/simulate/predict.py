@@ -87,7 +87,7 @@ class Predictor:
         self.parts = measure(model)
         self.experts: Experts = experts_of(model.facts)
         self._calibrations: dict[tuple[int, ...], list[Calibration]] = {}
-        self.identity_ns = play_as_profiled(self.parts)
+        self.identity_ns = play_as_profiled(self.parts, self.experts)
 
     def calibrations(self, taken: Sequence[int]) -> list[Calibration]:
         """Calibrations given what is said to be taken off each stage's host, made once."""

@@ -494,6 +494,15 @@ def test_models_that_cannot_end_are_refused(tmp_path: Path) -> None:
         build_model(Model(load=Load(bursts=((0, 1),), out=2), warm=8), tmp_path)
 
 
+def test_models_without_a_common_window_are_refused(tmp_path: Path) -> None:
+    model = Model(pp=4, load=Load(preload=(4,) * 4), warm=1, steps=2, lean=True)
+    with pytest.raises(ValueError, match="no common window"):
+        build_model(model, tmp_path)
+    short = Model(load=Load(preload=(4, 4)), warm=2, steps=8, lean=True)
+    assert build_model(short, tmp_path).period_ns is None
+    assert not (tmp_path / "result.json").exists()
+
+
 @pytest.mark.parametrize("pp", [3, 16])
 def test_other_sizes(tmp_path: Path, pp: int) -> None:
     model = Model(pp=pp, load=Load(preload=(2,) * pp), max_running=2 * pp, steps=pp + 4, warm=2 * pp, lean=True)

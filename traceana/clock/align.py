@@ -104,7 +104,9 @@ class _Solved:
         self.at = np.array([index[gpu(r)] for r in numbers], dtype=np.int64)
         gpus = np.zeros(self.c.nodes, dtype=bool)
         gpus[self.at] = True
-        self.ties = Ties(self._roots(), self._leaders(), gpus)
+        rates = np.arange(self.c.nodes, dtype=np.int64)
+        rates[[index[cpu(r)] for r in numbers]] = self.at
+        self.ties = Ties(self._roots(), self._leaders(), rates, gpus)
         self.fit, self.bounds = fit(self.c, times, self.ties)
         self.edges = edges_at(self.c, times[1], self.fit.window.rates)
         from_root = np.full(self.c.nodes, self.c.root, dtype=np.int64)

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from traceana.clock.bounds import LOOSE, ONE_TRACE, Facts, describe, gpu, prune
-from traceana.clock.drift import Constraints, bounds_at, edges_at, make_constraints
+from traceana.clock.drift import Constraints, bounds_at, edges_at, make_constraints, traffic
 from traceana.clock.graph import UNREACHED, BoolArray, Edges, close, distances, make_pattern, matrix, negative_cycles
 from traceana.clock.prior import CPU_GPU_NS, SAME_HOST_NS, Prior
 from traceana.errors import ClockError
@@ -51,13 +51,9 @@ class _Option:
 
 
 def instants(c: Constraints, mid: int | None) -> tuple[int, int, int]:
-    """First, middle and last instant of the messages between ranks, on the root's clock."""
-    timed = ~c.always & ((c.a >> 1) != (c.b >> 1))
-    timed = timed if timed.any() else ~c.always
-    if not timed.any():
-        return (0, 0, 0) if mid is None else (mid, mid, mid)
-    lo, hi = int(c.at[timed].min()), int(c.at[timed].max())
-    return lo, (lo + hi) // 2 if mid is None else mid, hi
+    """First, middle and last instant, on the root's clock."""
+    middle = (c.first + c.last) // 2 if mid is None else mid
+    return min(c.first, middle), middle, max(c.last, middle)
 
 
 def _stream(facts: Facts, row: int) -> pl.Expr:
@@ -127,7 +123,8 @@ def _choose(options: Sequence[_Option]) -> _Option:
 def _record(pruned: Facts, edges: Edges, cycle: Sequence[int], dropped: Facts, total: int) -> dict[str, object]:
     where = [int(edges.fact[p]) for p in cycle]
     bounds = describe(pruned[where]).select("a", "b", "upper_ns", "source", "message").to_dicts()
-    named = describe(dropped.sort("at_ns", "ordinal").head(_LISTED)).get_column("message").to_list()
+    words = describe(dropped.sort("at_ns", "ordinal").head(_LISTED)).get_column("message")
+    named = words.unique(maintain_order=True).to_list()
     belief = dropped.get_column("source")[0] in _BELIEFS
     what = str(dropped.get_column("source")[0])
     reason = (
@@ -140,7 +137,7 @@ def _record(pruned: Facts, edges: Edges, cycle: Sequence[int], dropped: Facts, t
         "sum_ns": int(edges.w[list(cycle)].sum()),
         "cycle": bounds,
         "dropped": named,
-        "dropped_count": dropped.height,
+        "dropped_count": 1 if belief else dropped.height,
         "source": what,
     }
 
@@ -148,8 +145,9 @@ def _record(pruned: Facts, edges: Edges, cycle: Sequence[int], dropped: Facts, t
 def _settle(
     every: Facts, pruned: Facts, index: dict[int, int], root: int, mid: int | None, violations: list[dict[str, object]]
 ) -> tuple[Facts, Facts, Constraints]:
+    when = traffic(every)
     for _ in range(_MAX_DROPS):
-        c = make_constraints(pruned, index, root)
+        c = make_constraints(pruned, index, root, when)
         tau = next((t for t in dict.fromkeys(instants(c, mid)) if bounds_at(c, t) is None), None)
         if tau is None:
             return every, pruned, c
@@ -161,6 +159,7 @@ def _settle(
             break
         violations.append(_record(pruned, edges, cycle, dropped, option.total))
         every = every.filter(~option.rows)
+        when = traffic(every)
         ends = dropped.select("a", "b").unique()
         untouched = pruned.join(ends, on=["a", "b"], how="anti", maintain_order="left")
         again = every.join(ends, on=["a", "b"], how="semi", maintain_order="left")
@@ -240,7 +239,7 @@ def reconcile(
             continue
         # With the belief back in, the cycle that refutes it can be shown.
         again = pl.concat([pruned, beliefs, gone])
-        edges = edges_at(make_constraints(again, index, root), middle)
+        edges = edges_at(make_constraints(again, index, root, traffic(told)), middle)
         violations.append(_record(again, edges, next(iter(negative_cycles(edges)), []), gone, gone.height))
     told = pl.concat([told, beliefs], rechunk=False)
     _, pruned, c = _settle(told, pl.concat([pruned, beliefs]), index, root, mid, violations)

@@ -30,7 +30,7 @@ from traceana.intervals import IntArray
 
 __all__ = [
     "PPB", "RATE_BOX", "Bounds", "Constraints", "bounds_at", "edges_along", "edges_at", "excess", "line_bounds",
-    "line_rates", "make_constraints", "moved",
+    "line_rates", "make_constraints", "traffic",
 ]  # fmt: skip
 
 PPB = 1_000_000_000
@@ -45,7 +45,7 @@ _FAR_NS = 10**13
 class Constraints:
     """Facts ready for the graph, as columns: theta[b] - theta[a] <= upper at `at`, where theta is counted from `crude`
     and `at` is time on the root's clock (known to `slop`). `always` marks those that hold at any time. `fact` is the
-    row in the table they were made from."""
+    row in the table they were made from; `first` and `last` are the instants of the traffic's ends."""
 
     nodes: int
     root: int
@@ -58,6 +58,8 @@ class Constraints:
     fact: IntArray
     crude: IntArray
     pattern: Pattern
+    first: int
+    last: int
 
     def only(self, keep: BoolArray) -> Constraints:
         """The rows that are kept."""
@@ -67,8 +69,18 @@ class Constraints:
         )  # fmt: skip
 
 
-def make_constraints(facts: Facts, index: dict[int, int], root: int) -> Constraints:
-    """`facts` between the clocks of `index` (clock -> node), with crude offsets from clock `root` taken out."""
+def traffic(facts: Facts) -> pl.DataFrame:
+    """When the messages between ranks begin and end, on each clock's own time: a, first, last; of everything where no
+    ranks talk."""
+    ends = [pl.col("at_ns").min().alias("first"), pl.col("at_ns").max().alias("last")]
+    every = facts.group_by("a", "b").agg(ends).drop_nulls()
+    between = every.filter((pl.col("a") // 2 != pl.col("b") // 2) | (pl.col("a") < 0))
+    return between if between.height else every
+
+
+def make_constraints(facts: Facts, index: dict[int, int], root: int, when: pl.DataFrame) -> Constraints:
+    """`facts` between the clocks of `index` (clock -> node), with crude offsets from clock `root` taken out. `when`:
+    the `traffic` they were pruned from."""
     ids = np.array(list(index), dtype=np.int64)
     order = np.argsort(ids)
     places = np.array(list(index.values()), dtype=np.int64)[order]
@@ -77,11 +89,15 @@ def make_constraints(facts: Facts, index: dict[int, int], root: int) -> Constrai
     upper = facts.get_column("upper_ns").to_numpy()
     row = np.arange(upper.size, dtype=np.int64)
     crude, slop = rough(tightest(len(index), a, b, upper, row), index[root])
+    began = when.get_column("a").cast(pl.Int64).to_numpy()
+    away = crude[places[np.searchsorted(ids[order], began)]]
+    first = int((when.get_column("first").to_numpy() - away).min()) if away.size else 0
+    last = int((when.get_column("last").to_numpy() - away).max()) if away.size else 0
     always = facts.get_column("at_ns").is_null().to_numpy()
     at = facts.get_column("at_ns").fill_null(0).to_numpy() - crude[a]
     return Constraints(
         len(index), index[root], a, b, upper - (crude[b] - crude[a]), at, slop[a], always, row, crude,
-        make_pattern(len(index), a, b),
+        make_pattern(len(index), a, b), first, last,
     )  # fmt: skip
 
 

@@ -8,7 +8,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from traceana.clock.drift import PPB, RATE_BOX, Bounds, Constraints, edges_along, excess, line_bounds, line_rates
-from traceana.clock.graph import UNREACHED, BoolArray, Edges, close, distances, matrix, negative_cycles, potentials
+from traceana.clock.graph import (
+    UNREACHED,
+    BoolArray,
+    Edges,
+    close,
+    distances,
+    make_pattern,
+    matrix,
+    negative_cycles,
+    potentials,
+)
 from traceana.errors import ClockError
 from traceana.intervals import IntArray
 
@@ -33,11 +43,12 @@ class Window:
 @dataclass(frozen=True, slots=True)
 class Ties:
     """`roots[i]`: the node whose clock node i is told against, the same for all nodes that are related both ways.
-    `leaders[i]`: the node that i should agree with if it may; itself where there is no such wish. `gpus`: which are
-    GPU clocks."""
+    `leaders[i]`: the node that i should agree with if it may; itself where there is no such wish. `rates[i]`: the node
+    that runs at the same rate: the GPU of a rank for its CPU, as one line converts both. `gpus`: which are GPU clocks."""
 
     roots: IntArray
     leaders: IntArray
+    rates: IntArray
     gpus: BoolArray
 
 
@@ -119,9 +130,9 @@ def _straight(c: Constraints, flat: Fit, ties: Ties) -> Fit:
         return best
     trials: list[Callable[[], tuple[IntArray | None, IntArray | None]]] = [
         lambda: (_offsets_for(c, flat.theta, flat.slope, w), flat.slope),
-        lambda: (flat.theta, _rates_for(c, flat.theta, _middle_rates(c, w, ties), w)),
+        lambda: (flat.theta, _rates_for(c, flat.theta, _middle_rates(c, w, ties), ties.rates, w)),
         lambda: (_offsets_for(c, flat.theta, _middle_rates(c, w, ties), w), _middle_rates(c, w, ties)),
-        lambda: _searched(c, flat.theta, _middle_rates(c, w, ties), w),
+        lambda: _searched(c, flat.theta, _middle_rates(c, w, ties), ties.rates, w),
     ]
     for trial in trials:
         theta, slope = trial()
@@ -148,23 +159,27 @@ def _offsets_for(c: Constraints, theta: IntArray, slope: IntArray, w: Window) ->
     return moved
 
 
-def _rates_for(c: Constraints, theta: IntArray, wish: IntArray, w: Window) -> IntArray | None:
+def _rates_for(c: Constraints, theta: IntArray, wish: IntArray, same: IntArray, w: Window) -> IntArray | None:
     """Rates near `wish` (ppb) that keep all bounds at these offsets, if there are any: with the offsets fixed, every
     bound limits the difference of two rates, from above if its message is late, from below if it is early."""
+    a, b = same[c.a], same[c.b]
+    pattern = make_pattern(c.nodes, a, b)
     weights = np.full((c.nodes, c.nodes), UNREACHED, dtype=np.int64)
+    weights[pattern.a, pattern.b] = RATE_BOX
     np.fill_diagonal(weights, 0)
-    weights[c.pattern.a, c.pattern.b] = RATE_BOX
     slack = c.upper - (theta[c.b] - theta[c.a])
+    if (slack[a == b] < 0).any():
+        return None
     for times in (np.where(c.always, w.lo, c.at), np.where(c.always, w.hi, c.at)):
         since = times - w.mid
         away = np.maximum(np.abs(since), 1)
         most = np.where(slack > RATE_BOX * away // PPB, RATE_BOX, np.maximum(slack, -(10**9)) * PPB // away)
         late = since > 0
-        ends = np.where(late, c.a, c.b), np.where(late, c.b, c.a)
+        ends = np.where(late, a, b), np.where(late, b, a)
         np.minimum.at(weights, ends, np.where(since == 0, RATE_BOX, np.maximum(most, -2 * RATE_BOX)))
-    if not close(c.pattern, weights):
+    if not close(pattern, weights):
         return None
-    rates = potentials(c.pattern, weights, wish)
+    rates = potentials(pattern, weights, wish)[same]
     rates -= rates[c.root]
     return rates
 
@@ -174,10 +189,12 @@ def _middle_rates(c: Constraints, w: Window, ties: Ties) -> IntArray:
     if w.rates is None:
         return np.zeros(c.nodes, dtype=np.int64)
     up, down = Bounds(c.pattern, w.rates).around(ties.roots)
-    return (np.minimum(up, RATE_BOX) - np.minimum(down, RATE_BOX)) // 2
+    return ((np.minimum(up, RATE_BOX) - np.minimum(down, RATE_BOX)) // 2)[ties.rates]
 
 
-def _searched(c: Constraints, theta: IntArray, slope: IntArray, w: Window) -> tuple[IntArray | None, IntArray | None]:
+def _searched(
+    c: Constraints, theta: IntArray, slope: IntArray, same: IntArray, w: Window
+) -> tuple[IntArray | None, IntArray | None]:
     """Offsets near `theta` and rates that keep all bounds, found from `slope` by the relaxation method: as long as the
     rates leave cycles of bounds that cannot hold together, move the rates across each cycle's limit. The offsets drop
     out of a cycle, so its limit is one half-space of rates. (None, None) where it does not end."""
@@ -189,7 +206,8 @@ def _searched(c: Constraints, theta: IntArray, slope: IntArray, w: Window) -> tu
             return _offsets_for(c, theta, slope, w), slope
         for cycle in cycles:
             pull: dict[int, int] = {}
-            for a, b, since in _since(c, edges, cycle, slope, w):
+            for one, other, since in _since(c, edges, cycle, slope, w):
+                a, b = int(same[one]), int(same[other])
                 pull[b] = pull.get(b, 0) + since
                 pull[a] = pull.get(a, 0) - since
             norm = sum(g * g for g in pull.values())
@@ -199,6 +217,7 @@ def _searched(c: Constraints, theta: IntArray, slope: IntArray, w: Window) -> tu
             over = -int(edges.w[cycle].sum()) * 3 // 2 + 1
             for node, g in pull.items():
                 slope[node] -= over * g * PPB // norm
+        slope = slope[same]
     return None, None
 
 

@@ -21,7 +21,8 @@ from traceana.outputs.files import new_file
 from traceana.outputs.perfetto_packets import PacketSequence
 from traceana.outputs.timeline_cluster import ClusterFrames, write_cluster
 from traceana.outputs.timeline_links import link_chains, link_forwards, link_messages
-from traceana.outputs.timeline_rank import Args, RankFrames, RankLabels, attribution_slices, write_rank
+from traceana.outputs.timeline_rank import Args, RankFrames, RankLabels, write_rank
+from traceana.outputs.timeline_slices import attribution_slices
 from traceana.tables.capture import CaptureTables, RankInfo
 
 __all__ = ["Args", "TimelineStats", "write_timeline"]

@@ -9,7 +9,7 @@ import polars as pl
 
 from traceana.outputs.perfetto_packets import PacketSequence, counter_track, root_track, track
 from traceana.outputs.timeline_links import pipeline_flows
-from traceana.outputs.timeline_rank import micro_batch_slices
+from traceana.outputs.timeline_slices import micro_batch_slices
 from traceana.tables.capture import RankInfo
 
 __all__ = ["ClusterFrames", "write_cluster"]

@@ -1,0 +1,95 @@
+"""Slices of the merged timeline whose names and order need more than one column: states, micro-batches, streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from traceana.outputs.perfetto_packets import PacketSequence
+from traceana.outputs.timeline_colours import colour_of
+
+__all__ = ["attribution_slices", "micro_batch_slices", "stream_purposes"]
+
+
+def attribution_slices(states: pl.DataFrame, attribution: pl.DataFrame, name: Mapping[int, str]) -> pl.DataFrame:
+    """Top-level slices of every rank's Attribution track: runs of busy, transfer, and bubbles by cause.
+
+    Columns: rank, ts_ns, end_ns, name, category, correlation (for the colour) and the columns of ATTRIBUTION (null
+    where a slice is no bubble). Bubbles of `states` stand for themselves on ranks without rows in `attribution`. Sorted
+    by rank and start.
+    """
+    run = (pl.col("state") != pl.col("state").shift(1)) | (pl.col("ts_ns") != pl.col("end_ns").shift(1))
+    runs = (
+        states.sort("rank", "ts_ns")
+        .with_columns(run.fill_null(True).cum_sum().over("rank").alias("run"))
+        .group_by("rank", "run", maintain_order=True)
+        .agg(pl.col("ts_ns").first(), pl.col("end_ns").last(), pl.col("state").first(), pl.col("visit").first())
+    )
+    explained = attribution.get_column("rank").unique()
+    device = runs.filter((pl.col("state") != "bubble") | ~pl.col("rank").is_in(explained.implode())).select(
+        "rank", "ts_ns", "end_ns", "visit", pl.col("state").alias("name"), pl.col("state").alias("category"),
+        colour_of("state").alias("correlation"),
+    )  # fmt: skip
+    root = pl.col("root_rank").replace_strict(dict(name), default=None, return_dtype=pl.String)
+    remote = pl.when(pl.col("root_rank") != pl.col("rank")).then(pl.lit(" ← ") + root)
+    detail = (pl.lit(" · ") + pl.col("detail")).fill_null("")
+    bubbles = attribution.with_columns(
+        (pl.lit("bubble: ") + pl.col("cause") + remote.fill_null("") + detail).alias("name"),
+        pl.lit("bubble").alias("category"),
+        colour_of("cause").alias("correlation"),
+    )
+    return pl.concat([device, bubbles], how="diagonal").sort("rank", "ts_ns")
+
+
+def micro_batch_slices(packets: PacketSequence, forwards: pl.DataFrame) -> pl.DataFrame:
+    """Slices of FORWARDS, one a row in the same order, named and coloured by micro-batch; without arrows."""
+    mode = pl.col("mode").fill_null("forward").str.to_lowercase()
+    tokens = pl.when(pl.col("tokens") != pl.col("batch_size")).then(pl.format(" tokens={}", "tokens")).fill_null("")
+    name = (
+        pl.format("mb {}", "visit")
+        + pl.format(" · slot {}", "slot").fill_null("")
+        + pl.lit(" · ")
+        + mode
+        + pl.format(" bs={}", "batch_size").fill_null("")
+        + tokens.fill_null("")
+    )
+    ids = packets.names.column(forwards.select(name.alias("name")).get_column("name"))
+    return forwards.select(
+        "ts_ns", "end_ns", ids, pl.lit(packets.categories.id("micro-batch"), pl.Int64).alias("category"),
+        (pl.col("visit") + 1).alias("correlation"),
+        pl.col("visit").alias("int:micro_batch"), pl.col("slot").cast(pl.Int64).alias("int:slot"),
+        pl.col("batch_size").cast(pl.Int64).alias("int:batch_size"), pl.col("tokens").alias("int:tokens"),
+        pl.col("busy_ns").alias("int:busy_ns"), pl.col("launch_ns").alias("int:launch_ns"),
+        pl.col("graphs").cast(pl.Int64).alias("int:graphs"), pl.col("kernels").cast(pl.Int64).alias("int:kernels"),
+    )  # fmt: skip
+
+
+def stream_purposes(device: pl.DataFrame, spans: pl.DataFrame) -> list[tuple[int | None, int, str]]:
+    """(gpu, stream, what it carries), the one with the most computation first, communication and copies last."""
+    collective = pl.col("collective").cast(pl.String)
+    p2p, gathered = collective.is_in(["send", "recv"]), collective.is_not_null()
+    kernel, spent = pl.col("kind").cast(pl.String) == "kernel", pl.col("end_ns") - pl.col("ts_ns")
+    used = device.group_by("device", "stream").agg(
+        spent.filter(kernel & collective.is_null()).sum().alias("compute"),
+        p2p.any().fill_null(False).alias("p2p"),
+        gathered.any().alias("gathered"),
+        kernel.any().alias("kernels"),
+    )
+    rows = pl.concat([used, spans.select("device", "stream").unique()], how="diagonal").unique(
+        ["device", "stream"], keep="first", maintain_order=True
+    )
+    what = (
+        pl.when(pl.col("compute") > 0)
+        .then(pl.lit("compute"))
+        .when(pl.col("p2p"))
+        .then(pl.lit("send and receive"))
+        .when(pl.col("gathered"))
+        .then(pl.lit("collectives"))
+        .when(pl.col("kernels"))
+        .then(pl.lit("kernels"))
+        .otherwise(pl.lit("copies"))
+    )
+    named = rows.with_columns(what.alias("what"), pl.col("compute").fill_null(0))
+    ordered = named.sort("compute", "device", "stream", descending=[True, False, False])
+    return [(gpu, stream, text) for gpu, stream, text in ordered.select("device", "stream", "what").iter_rows()]

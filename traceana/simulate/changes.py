@@ -11,7 +11,10 @@ from traceana.errors import TraceanaError
 from traceana.model.kernel_classes import CLASSES
 from traceana.simulate.growth import PPM
 
-__all__ = ["CAUSES", "SETTINGS", "Change", "parse_host", "parse_link", "parse_remove", "parse_scale", "parse_set"]
+__all__ = [
+    "CAUSES", "SETTINGS", "Change", "conflicts", "parse_host", "parse_link", "parse_remove", "parse_scale", "parse_set",
+    "parse_words",
+]  # fmt: skip
 
 SETTINGS = (
     "pp_max_micro_batch_size", "pp_async_batch_depth", "pp_layer_partition", "max_running_requests", "concurrency",
@@ -132,6 +135,20 @@ def parse_link(text: str) -> Change:
     if found is None:
         raise _fail("not SRC-DST=FACTOR", text, "write for instance 0-1=0.5")
     return Change("link", f"{int(found[1])}-{int(found[2])}", _factor(found[3], text), f"link {text.strip()}")
+
+
+def parse_words(words: Sequence[str]) -> list[Change]:
+    """Changes as findings and `Change.text` write them: `KEY=VALUE`, `host 0=-3ms`, `link 0-1=0.5`, `remove REGEX`,
+    `scale REGEX=FACTOR`. Raises TraceanaError where one is none of these."""
+    out: list[Change] = []
+    kinds = {"host": parse_host, "link": parse_link, "remove": parse_remove, "scale": parse_scale}
+    for word in words:
+        kind, _, rest = word.partition(" ")
+        if kind in kinds:
+            out.append(kinds[kind](rest.strip()))
+        else:
+            out += parse_set(word)
+    return out
 
 
 def conflicts(changes: Sequence[Change]) -> None:

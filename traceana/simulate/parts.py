@@ -241,16 +241,13 @@ def _hops(model: Model, heads: Sequence[int], stage: int) -> Hops:
     gloo = controls.group_by("kind", "at").agg((pl.col("recv_end_ns").max() - both).alias("ns"))
     cost = dict(gloo.group_by("kind").agg(pl.col("ns").quantile(0.5, "lower")).iter_rows())
     messages = trace.messages.filter(pair)
-    # All tensors of one visit together: they go one after the other.
-    together = messages.group_by("kind", "visit").agg(
-        (pl.col("send_end_ns").max() - pl.col("send_ts_ns").min()).alias("send"),
-        (pl.col("recv_end_ns").max() - pl.max_horizontal(pl.col("send_ts_ns").min(), pl.col("recv_ts_ns").min())).alias("receive"),
-    )  # fmt: skip
+    send = (pl.col("send_end_ns") - pl.col("send_ts_ns")).quantile(_FLOOR, "lower").alias("send")
+    receive = (pl.col("recv_end_ns") - pl.max_horizontal("send_ts_ns", "recv_ts_ns")).quantile(0.5, "lower").alias("receive")
+    # All tensors of a message go one after the other.
+    tensors = (pl.len() / pl.col("visit").n_unique()).round().cast(pl.Int64).alias("tensors")
     floors = {
-        kind: (max(0, int(send or 0)), max(0, int(receive or 0)))
-        for kind, send, receive in together.group_by("kind")
-        .agg(pl.col("send").quantile(_FLOOR, "lower"), pl.col("receive").quantile(0.5, "lower"))
-        .iter_rows()
+        kind: (max(0, int(s or 0)) * int(n or 1), max(0, int(r or 0)) * int(n or 1))
+        for kind, s, r, n in messages.group_by("kind").agg(send, receive, tensors).iter_rows()
     }
     none = (0, 0)
     held = messages.filter((pl.col("kind") == "proxy") & (pl.col("recv_ts_ns") > pl.col("send_ts_ns")))
@@ -292,18 +289,15 @@ def _lag(model: Model, rank: int, launched: pl.DataFrame, visits: IntArray, gpu:
 
 
 def _copy(model: Model, rank: int) -> int:
-    """GPU time of the copy of a result to the host, from the later of the result's arrival and the copy's launch."""
+    """GPU time of the copy of a result to the host: that of the activities that syncs waited for, but for those that
+    belong to a forward or a message."""
     graph = model.blame.graph
     position = model.trace.ranks.index(rank)
-    output = model.trace.messages.filter((pl.col("dst") == rank) & (pl.col("kind") == "output"))
-    ends = np.sort(output.get_column("recv_end_ns").to_numpy())
     rows = np.flatnonzero((graph.stop.thread == graph.main[position]) & (graph.stop.kind == STOP_SYNC))
     ref = graph.stop.ref[rows]
-    done, issued = graph.activity.end[ref], graph.activity.call_end[ref]
-    before = np.searchsorted(ends, done, side="right") - 1 if ends.size else np.full(done.size, -1)
-    gap = (done - np.maximum(ends[np.maximum(before, 0)], issued))[before >= 0] if ends.size else done[:0]
-    gap = gap[gap >= 0]
-    return int(np.quantile(gap, _FLOOR, method="lower")) if gap.size else 0
+    ref = ref[(graph.activity.forward[ref] < 0) & (graph.activity.send_of[ref] < 0) & (graph.activity.recv_of[ref] < 0)]
+    length = graph.activity.end[ref] - graph.activity.start[ref]
+    return int(np.median(length)) if length.size else 0
 
 
 def _one_stream(model: Model, heads: Sequence[int]) -> bool:

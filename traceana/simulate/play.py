@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from traceana.simulate.loop import Hops, Loop, Step, simulate
 from traceana.simulate.parts import COLUMNS, Parts
 from traceana.simulate.scenario import Scenario, unchanged
 
-__all__ = ["EAGER_NS", "Ends", "Round", "play", "play_as_profiled"]
+__all__ = ["EAGER_NS", "Ends", "Round", "play", "play_as_profiled", "services"]
 
 # Host time of one kernel launched by itself, not profiled: of the launch alone (launch.json of the captures' p2p-nccl
 # folder), and with SGLang's Python around it in a decode step without graphs (D of the captures).
@@ -80,6 +81,24 @@ def play_as_profiled(parts: Parts, experts: Experts) -> int:
     of the profiled server, to be compared with `parts.period_ns`."""
     length = len(parts.slots) if parts.decode else parts.visits.size
     return play(parts, unchanged(parts), as_profiled(parts), parts.slots, experts, Ends()).ns // length
+
+
+def services(
+    parts: Parts, scenario: Scenario, speed: HostSpeed, experts: Experts, ends: Ends
+) -> list[Callable[[int], int]]:
+    """Per stage the time that a batch takes it: the longer of its mean GPU time and its median host time, ns."""
+
+    def of(stage: _Stage) -> Callable[[int], int]:
+        host = int(np.median(stage.host[parts.batch > 0].sum(axis=1)))
+
+        @cache
+        def service(batch: int) -> int:
+            steps = stage.steps(batch, experts, ends, None)[1]
+            return max(host, sum(step.gpu for step in steps) // len(steps))
+
+        return service
+
+    return [of(_Stage(parts, scenario, speed, s)) for s in range(len(parts.stages))]
 
 
 def _turns(pattern: Sequence[int], kinds: dict[int, tuple[int, list[Step]]], window: int) -> list[tuple[int, int]]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
-from traceana.errors import ModelError
+from traceana.errors import ModelError, TraceanaError
 from traceana.model.model import Model
 from traceana.simulate.calibrate import Calibration, calibrate
-from traceana.simulate.changes import Change
+from traceana.simulate.changes import Change, parse_words
 from traceana.simulate.growth import CONSTANT, GROWING, MIDDLE, PPM, Experts, experts_of
 from traceana.simulate.merge import merged_ratio
 from traceana.simulate.parts import Parts, measure
-from traceana.simulate.play import EAGER_NS, Ends, Round, play, play_as_profiled
+from traceana.simulate.play import EAGER_NS, Ends, Round, play, play_as_profiled, services
 from traceana.simulate.scenario import Scenario, apply
 
-__all__ = ["NOISE_PERCENT", "Prediction", "Predictor", "StageFigures", "predict", "predict_many"]
+__all__ = ["NOISE_PERCENT", "Prediction", "Predictor", "StageFigures", "predict", "predict_many", "pricer"]
 
 # Two runs of one server differ by more than 5 % in a quarter of the pairs (docs/concepts/whatif.md).
 NOISE_PERCENT = 6
@@ -105,6 +106,10 @@ class Predictor:
         sizes = {b for _, pattern in scenario.patterns for b in pattern if b}
         if parts.decode and not sizes:
             raise ModelError("no slot holds a request", hint="allow at least one request to run")
+        if scenario.merge:
+            if not parts.decode:
+                raise ModelError("the capture holds no decode step", where="merge_waiting", hint="profile while the server decodes")
+            sizes |= {sum(pattern) for _, pattern in scenario.patterns}
         unseen = sorted(b for b in sizes if b not in parts.rows_of) if parts.decode else []
         beyond = [b for b in unseen if not _between(parts, b)]
         eager = scenario.graph is False or (largest is not None and any(b > largest for b in sizes) and _graphed(parts))
@@ -120,7 +125,8 @@ class Predictor:
                     done = play(parts, scenario, calibration.speed, pattern, self.experts, end, largest)
                     ratio = done.throughput * PPM // max(calibration.round.throughput, 1)
                     if scenario.merge:
-                        ratio = ratio * merged_ratio(parts, scenario, calibration, done, pattern, self.experts, end) // PPM
+                        service = services(parts, scenario, calibration.speed, self.experts, end)
+                        ratio = ratio * merged_ratio(pattern, done.ns, service, serial_last=scenario.depth == 0) // PPM
                     outcomes.append((ratio, done, calibration, end, arrival))
         return self._summary(changes, scenario, calibrations, outcomes, unseen, beyond, eager)
 
@@ -183,6 +189,8 @@ class Predictor:
 
     def _extrapolated(self, scenario: Scenario, unseen: Sequence[int], beyond: Sequence[int], eager: bool) -> list[str]:
         out: list[str] = []
+        if scenario.merge:
+            out.append("SGLang has no merging of waiting micro-batches: stages are played as queues in a ring, not as slots")
         between = [b for b in unseen if b not in beyond]
         if between:
             out.append(f"batch {_listed(between)}: interpolated between measured batches")
@@ -212,6 +220,29 @@ def predict_many(model: Model, alternatives: Sequence[Sequence[Change]]) -> list
     return [predictor.predict(changes) for changes in alternatives]
 
 
+def pricer(model: Model) -> Callable[[Sequence[Sequence[str]]], list[Mapping[str, object] | None]] | None:
+    """What prices findings: for each list of changes in the words of `traceana whatif` (see
+    `traceana.simulate.changes.parse_words`) the `predicted` object of its document with `low` and `high`, None where the
+    change does not fit the capture. None instead of a function where the capture cannot be played at all."""
+    try:
+        predictor = Predictor(model)
+    except ModelError:
+        return None
+
+    def price(alternatives: Sequence[Sequence[str]]) -> list[Mapping[str, object] | None]:
+        out: list[Mapping[str, object] | None] = []
+        for words in alternatives:
+            try:
+                document = predictor.predict(parse_words(words)).as_json()
+            except TraceanaError:
+                out.append(None)
+            else:
+                out.append(cast("Mapping[str, object]", document["predicted"]))
+        return out
+
+    return price
+
+
 def _between(parts: Parts, batch: int) -> bool:
     sizes = [b for b in parts.rows_of if b > 0]
     return min(sizes) < batch < max(sizes)
@@ -223,7 +254,7 @@ def _graphed(parts: Parts) -> bool:
 
 def _largest_graph(parts: Parts) -> int | None:
     graphs = parts.facts.get("cuda_graph")
-    sizes = graphs.get("captured_sizes") if isinstance(graphs, dict) else None
+    sizes = cast("Mapping[str, object]", graphs).get("captured_sizes") if isinstance(graphs, Mapping) else None
     if not isinstance(sizes, list) or not sizes or not _graphed(parts):
         return None
     # SGLang captures no size above max_running_requests: where that is what ended the list, it is no limit.

@@ -36,6 +36,7 @@ class Traps:
     stage_suffix: str = ""  # for instance -DECODE on files that hold something else
     merged: bool = False  # a merged file of the first rank appears as well
     dies_after_steps: int | None = None  # the server is gone in mid-profile
+    export_s: float = 0.0  # the export takes so long; its folder must still be there at its end, or the server dies
     never_ends: bool = False  # num_steps is never reached
     slow_write_s: float = 0.0  # a file stands half written for so long
     profile_status: int = 200
@@ -164,6 +165,10 @@ class FakeServer:
         self._profile = None
         folder = Path(profile["output_dir"] or "/tmp")
         folder.mkdir(parents=True, exist_ok=True)
+        time.sleep(self.traps.export_s)
+        if not folder.is_dir():  # an exception in the scheduler ends the whole server
+            threading.Thread(target=self.die, daemon=True).start()
+            return
         for pp in range(self.pp_size):
             for tp in range(self.tp_size):
                 late = self.traps.late_s.get(pp, 0.0)

@@ -21,6 +21,7 @@ from traceana_capture.http import HttpServer
 from traceana_capture.load import parse_load
 from traceana_capture.lock import CaptureLock
 from traceana_capture.logs import keep_log
+from traceana_capture.manifest import say_to_stderr
 from traceana_capture.nsys import NsysRecording, find_nsys, under_nsys
 from traceana_capture.options import CaptureOptions
 from traceana_capture.processes import Child
@@ -54,7 +55,7 @@ def capture(options: CaptureOptions, *, say: Say) -> list[tuple[Path, Mapping[st
         )
     folder = _folder(options)
     try:
-        with _terminate_as_interrupt():
+        with _interruptible():
             return _capture(options, folder, say)
     finally:
         with contextlib.suppress(OSError):
@@ -251,17 +252,25 @@ def _argument(command: tuple[str, ...], name: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _terminate_as_interrupt() -> Generator[None, None, None]:
-    """SIGTERM ends a capture as Ctrl-C does: the profiler is stopped, settings are put back."""
+def _interruptible() -> Generator[None, None, None]:
+    """SIGTERM ends a capture as Ctrl-C does: the profiler is stopped, settings are put back. A second one waits."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+    count = 0
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal count
+        count += 1
+        if count == 2:  # the server is being left as it was found: that needs its time
+            say_to_stderr("stopping the profiler and putting settings back; once more to leave it undone")
+        else:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

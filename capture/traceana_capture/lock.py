@@ -72,7 +72,8 @@ class CaptureLock:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._fd >= 0:
-            os.ftruncate(self._fd, 0)  # nothing left to put right
+            if not {"restore", "profile_id"} & set(self._note):
+                os.ftruncate(self._fd, 0)  # nothing left to put right
             os.close(self._fd)
             self._fd = -1
 

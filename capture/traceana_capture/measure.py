@@ -14,10 +14,11 @@ from traceana_capture.http import HttpServer
 from traceana_capture.load import Load, Request
 from traceana_capture.metrics import latency_ns, tokens
 
-__all__ = ["Poller", "cycle_ns", "disturbance", "loop_times", "measure", "quantile", "recording_span"]
+__all__ = ["Poller", "cycle_ns", "disturbance", "loop_times", "measure", "quantile", "recording_span", "usual_loop"]
 
 _STALL = 4  # times the usual step: longer means that the server stood still
 _LEAST_STALL_NS = 50_000_000
+_LEAST_LOOPS = 10
 
 
 def quantile(values: Sequence[int], share: float) -> int | None:
@@ -70,7 +71,7 @@ def measure(
             window["server_latency_ns_mean"] = mean
     if load is not None:
         window.update(client_figures(load.snapshot(), start_ns, end_ns))
-        window["loop_ns_p50"] = quantile(loop_times(load.snapshot(), start_ns, end_ns), 0.5)
+        window["loop_ns"] = usual_loop(loop_times(load.snapshot(), start_ns, end_ns))
     return window
 
 
@@ -101,16 +102,36 @@ def loop_times(requests: Sequence[Request], start_ns: int, end_ns: int) -> list[
     return out
 
 
+def usual_loop(times: Sequence[int]) -> int | None:
+    """Mean loop time without the long ones, four times the mean and more. A median would be fooled by tokens that an
+    overloaded server sends in bursts. None for fewer than ten."""
+    if len(times) < _LEAST_LOOPS:
+        return None
+    mean = sum(times) // len(times)
+    kept = [t for t in times if t <= _STALL * mean]
+    return sum(kept) // len(kept)
+
+
 @dataclass
 class Poller:
-    """Token counters read again and again while a profile runs. `series` is (epoch ns, decode tokens by stage)."""
+    """Token counters read again and again while a profile runs. `series` is (epoch ns, decode tokens by stage).
+
+    Making a /metrics page holds up the process that also sends tokens: `period_s` keeps it rare where a streaming
+    client tells more.
+    """
 
     server: HttpServer
     series: list[tuple[int, dict[str, int]]]
+    period_s: float = 0.2
     lost: str | None = None
+    _due: float = 0.0
 
     def poll(self) -> bool:
-        """Read once. False, and `lost` says why, once the server no longer answers."""
+        """Read once, if it is time to. False, and `lost` says why, once the server no longer answers."""
+        now = time.monotonic()
+        if now < self._due:
+            return self.lost is None
+        self._due = now + self.period_s
         try:
             reply = self.server.get("/metrics", timeout_s=10.0)
         except Unreachable as error:
@@ -159,9 +180,9 @@ def disturbance(
 ) -> dict[str, Any]:
     """Throughput inside the profile over throughput outside it, and what it rests on.
 
-    With a streaming client, loop times are compared (medians: a prefill in between does not count); without, the decode
-    counters. `whole` counts everything from the request to the last file, the stall of the export included. Keys whose
-    facts are missing are None.
+    With a streaming client, mean loop times are compared, long ones (a prefill, a stall) left out on both sides;
+    without, the decode counters. Fewer than ten loops tell nothing. `whole` counts everything from the request to the
+    last file, the stall of the export included. Keys whose facts are missing are None.
     """
     requests = load.snapshot() if load else []
     before = [w for w in windows if str(w["name"]).startswith("steady")]
@@ -182,13 +203,13 @@ def disturbance(
         first, last, stall = span
         still = loop_times(requests, before[0]["start_ns"], before[-1]["end_ns"])
         moved = loop_times(requests, first, last + 1)
-        usual, inside = quantile(still, 0.5), quantile(moved, 0.5)
+        usual, inside = usual_loop(still), usual_loop(moved)
         if usual and inside:
             out.update(
                 source="token times of one streaming client",
                 disturbance=round(usual / inside, 4),
                 inside_tokens_per_s=round(outside * usual / inside, 2) if outside else None,
-                loop_ns={"outside_p50": usual, "inside_p50": inside, "inside_steps": len(moved)},
+                loop_ns={"outside": usual, "inside": inside, "inside_count": len(moved)},
                 recorded_ns=last - first,
                 stall_ns=stall,
             )

@@ -41,7 +41,12 @@ OPTIONS: tuple[Option, ...] = (
         "none",
     ),
     Option(("--load-command",), "Run this command as the load while the capture lasts.", "CMD"),
-    Option(("--steps",), "Micro-batch steps to record per rank, rounded up to whole rounds of slots.", "N", 40, int),
+    Option(
+        ("--steps",),
+        "Micro-batch steps to record per rank, in whole rounds of slots. Default: 20 rounds.",
+        "N",
+        kind=int,
+    ),
     Option(
         ("--profiler",),
         "What records. nsys needs the server's command after --.",
@@ -102,7 +107,7 @@ class CaptureOptions:
     out: str | None = None
     load: str = "none"
     load_command: str | None = None
-    steps: int = 40
+    steps: int | None = None
     profiler: str = "torch"
     nsys: str | None = None
     hook: bool = False
@@ -123,7 +128,11 @@ class CaptureOptions:
     grace_s: float = field(default=30.0)  # between the first stage's end and the last stage's file; tests shorten it
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.windows < 0 or min(self.timeout, self.steady_timeout, self.ready_timeout) <= 0:
+        if (
+            (self.steps is not None and self.steps < 1)
+            or self.windows < 0
+            or min(self.timeout, self.steady_timeout, self.ready_timeout) <= 0
+        ):
             raise CaptureError(
                 "steps and timeouts are positive",
                 where="--steps, --windows, --timeout",

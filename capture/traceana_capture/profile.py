@@ -94,7 +94,7 @@ class Profile:
                 self.request["detailed_annotations"] = True
         self.running = False
 
-    def already_running(self) -> bool | None:
+    def already_running(self, timeout_s: float = 60.0) -> bool | None:
         """Whether somebody profiles the server now; None where this version cannot be asked without doing harm.
 
         A start with a `start_step` is refused while a profile runs, and otherwise starts nothing before that step. A
@@ -103,7 +103,7 @@ class Profile:
         if not self.info.supports("guarded_start"):
             return None
         probe = {"start_step": _NEVER, "output_dir": self.request["output_dir"], "activities": ["CPU"]}
-        return self.server.post("/start_profile", probe, timeout_s=60.0).status >= 500
+        return self.server.post("/start_profile", probe, timeout_s=timeout_s).status >= 500
 
     def start(self) -> None:
         """Ask for the profile. Raises CaptureError where one runs already or the server refuses."""
@@ -199,6 +199,7 @@ class Profile:
         begin = changed = asked = time.monotonic()
         before: list[tuple[int, str]] = []
         idle_since: float | None = None
+        patience = self.grace_s / 6
         while True:
             outcome = self.look(keys, known)
             now = time.monotonic()
@@ -225,9 +226,11 @@ class Profile:
                     outcome,
                     f"{timeout_s:.0f} s were over" + ("; the profiler still ran and was stopped" if stopped else ""),
                 )
-            elif now - asked > self.grace_s / 6 and quiet > self.grace_s / 6:
-                asked = now
-                running = self.already_running()
+            elif now - asked > patience and quiet > self.grace_s / 6:
+                asked, patience = now, patience * 1.5  # each refusal is a traceback in the server's log
+                running: bool | None = None
+                with contextlib.suppress(Unreachable):  # it exports, or has died: the next poll tells
+                    running = self.already_running(timeout_s=5.0)
                 idle_since = (idle_since or now) if running is False else None
                 seen_any = any(r.path is not None for r in outcome.ranks)
                 if idle_since is not None and now - max(idle_since, changed) > (

@@ -33,6 +33,8 @@ from traceana_capture.windows import Measurements
 
 __all__ = ["Session"]
 
+_ROUNDS = 20
+
 
 class Session:
     """A capture in the making. `child` is the server where the capture started it; `say` shows progress."""
@@ -61,6 +63,8 @@ class Session:
         self._log = Path(options.server_log) if options.server_log else child.log if child else None
         self._log_start = self._log.stat().st_size if self._log and self._log.is_file() else 0
         self._incoming: list[Incoming] = []
+        self._followed: tuple[Profile, tuple[RankKey, ...]] | None = None
+        self._may_sweep = True  # false while a server may still write: it dies if its folder is gone when it exports
         self._rows: dict[int, dict[str, Any]] = {}
         self._measured = Measurements(
             server, options, folder, self.manifest, pause=self._pause, died=self.died, say=say
@@ -92,6 +96,7 @@ class Session:
             status = "complete" if outcome.complete else "partial" if names else "failed"
         except KeyboardInterrupt:
             status = "interrupted"
+            self._rescue()
             raise
         except CaptureError as error:
             self.manifest.problem("capture_failed", "error", str(error))
@@ -174,8 +179,8 @@ class Session:
         self._measured.settle()
 
     def _record(self, info: ServerInfo, keys: tuple[RankKey, ...], lock: CaptureLock) -> Outcome:
-        steps = round_steps(self.options.steps, info.slots)
-        if steps != self.options.steps:
+        steps = round_steps(self.options.steps or _ROUNDS * info.slots, info.slots)
+        if self.options.steps and steps != self.options.steps:
             self.manifest.problem(
                 "steps_rounded",
                 "info",
@@ -239,6 +244,7 @@ class Session:
 
     def _follow(self, profile: Profile, poller: Poller, keys: tuple[RankKey, ...]) -> Outcome:
         requested = time.time_ns()
+        self._may_sweep, self._followed = False, (profile, keys)
         try:
             poller.poll()
             profile.start()
@@ -256,7 +262,25 @@ class Session:
                 self._say("stopping the profiler")
                 profile.stop()
         outcome.requested_ns, outcome.replied_ns, outcome.complete_ns = requested, replied, time.time_ns()
+        self._may_sweep = outcome.complete and len(keys) == len(profile.info.ranks)
         return outcome
+
+    def _rescue(self) -> None:
+        """After Ctrl-C: bring in the traces that are whole already. The others stay where the server writes them."""
+        if self._followed is None or self.manifest.document["profiles"]:
+            return
+        profile, keys = self._followed
+        known: dict[Path, tuple[int, str | None]] = {}
+        profile.look(keys, known)
+        self._pause(0.3)
+        outcome = profile.look(keys, known)
+        outcome.ended_by = "interrupted"
+        outcome.others = []
+        for found in outcome.ranks:
+            if found.fault is not None:
+                found.path = None
+        with contextlib.suppress(CaptureError):
+            self._fetch(outcome)
 
     def _after(self, outcome: Outcome) -> None:
         try:
@@ -309,8 +333,9 @@ class Session:
             left = keep_log(self._log, self.folder / "server" / "server.log", since=self._log_start)
             if left:
                 self.manifest.problem("log_shortened", "info", f"{self._log}", count=left)
-        for incoming in self._incoming:
-            incoming.sweep(self.folder)
+        if self._may_sweep:
+            for incoming in self._incoming:
+                incoming.sweep(self.folder)
         self.manifest.finish(status)
 
     def _clock(self, when: str) -> None:

@@ -58,6 +58,7 @@ class Measurements:
         elif spec is not None:
             model = info.raw.get("served_model_name") or info.model_path
             api = "sglang" if info.is_sglang else "openai"
+            self.poller.period_s = 1.0
             self.load = Load(self._server, spec, vocabulary=vocabulary(info), model=model, api=api).start()
         self._manifest.document["load"] = document
 

@@ -7,7 +7,15 @@ from typing import Any, cast
 import pytest
 
 from traceana_capture.load import Load, Request
-from traceana_capture.measure import Poller, client_figures, disturbance, loop_times, quantile, recording_span
+from traceana_capture.measure import (
+    Poller,
+    client_figures,
+    disturbance,
+    loop_times,
+    quantile,
+    recording_span,
+    usual_loop,
+)
 from traceana_capture.metrics import latency_ns, tokens
 
 MS = 1_000_000
@@ -70,7 +78,7 @@ def test_disturbance_compares_loop_times_of_the_streaming_client() -> None:
     request = Request(0, 0, 0, 3000 * MS, 200, 4, 200, token_ns=before + inside + after)
     window: dict[str, Any] = {"name": "steady_1", "start_ns": 0, "end_ns": 1000 * MS, "decode_tokens_per_s": 900.0}
     found = disturbance([window], 1000 * MS, 2350 * MS, load=load_of(request), series=[])
-    assert found["loop_ns"] == {"outside_p50": 10 * MS, "inside_p50": 15 * MS, "inside_steps": 20}
+    assert found["loop_ns"] == {"outside": 10 * MS, "inside": 15 * MS, "inside_count": 20}
     assert (found["disturbance"], found["inside_tokens_per_s"]) == (0.6667, 600.0)
     assert (found["recorded_ns"], found["stall_ns"]) == (300 * MS, 1000 * MS)
 
@@ -110,6 +118,12 @@ def test_loop_times_stay_inside_the_window_and_the_request() -> None:
 def test_quantile_is_a_value_that_was_there() -> None:
     assert [quantile([3, 1, 2], q) for q in (0, 0.5, 0.99, 1)] == [1, 2, 3, 3]
     assert quantile([], 0.5) is None
+
+
+def test_usual_loop_leaves_out_a_prefill_and_survives_bursts() -> None:
+    assert usual_loop([10, 10, 10, 10, 500, 10, 10, 10, 10, 10, 10]) == 10
+    assert usual_loop([30, 0, 0] * 4) == 10  # three tokens at a time, of an overloaded server
+    assert usual_loop([10] * 9) is None
 
 
 def test_poller_tells_a_standstill_from_missing_counters() -> None:

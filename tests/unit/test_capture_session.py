@@ -73,7 +73,7 @@ def test_an_attached_capture_is_complete_and_says_all(tmp_path: Path) -> None:
         assert window["decode_tokens"] > 0 and window["requests_ended"] > 0 and window["latency_ns"]["p50"] > 0
     assert document["steady_window"] == {k: document["windows"][0][k] for k in ("start_ns", "end_ns")}
     figures = document["throughput"]
-    assert figures["source"] == "token times of one streaming client" and figures["loop_ns"]["inside_steps"] > 5
+    assert figures["source"] == "token times of one streaming client" and figures["loop_ns"]["inside_count"] >= 10
     assert figures["outside_tokens_per_s"] > 0 and figures["disturbance"] > 0
     client = json.loads((folder / "client.json").read_text())
     assert client["load"]["concurrency"] == 4 and all(r["status"] == 200 for r in client["requests"])
@@ -220,8 +220,27 @@ def test_ctrl_c_stops_the_profiler_and_exits_130(tmp_path: Path, number: signal.
             process.send_signal(number)
             process.communicate(timeout=30)
         assert process.returncode == 130 and not fake.profiling and fake.cap == 8
-    assert json.loads((tmp_path / "cap" / "manifest.json").read_text())["status"] == "interrupted"
-    assert not list((tmp_path / "cap").rglob("*.part"))
+    document = json.loads((tmp_path / "cap" / "manifest.json").read_text())
+    assert document["status"] == "interrupted" and not list((tmp_path / "cap").rglob("*.part"))
+    whole = [r["file"] for r in document["ranks"] if r["state"] == "complete"]
+    assert len(whole) == 2 and all((tmp_path / "cap" / f).is_file() for f in whole)
+
+
+def test_an_impatient_ctrl_c_does_not_take_the_servers_folder_away(tmp_path: Path) -> None:
+    """Seen with the real server: its scheduler dies if the folder is gone when the export has been made."""
+    with FakeServer(traps=Traps(never_ends=True, export_s=1.5)) as fake:
+        with start(fake, tmp_path / "cap") as process:
+            wait_profiling(fake)
+            for _ in range(3):
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.2)
+            process.communicate(timeout=30)
+        assert process.returncode == 130
+        time.sleep(2.0)
+        before = fake.forwards
+        fake.submit(20)
+        time.sleep(0.5)
+        assert fake.forwards > before and len(fake.written) == 2
 
 
 def test_a_second_capture_is_refused_with_who_holds_it(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from traceana.errors import SourceError
 from traceana.sources.kineto_chunks import Chunk, Cutter
 from traceana.sources.kineto_events import Events, Lost, join_events
-from traceana.sources.kineto_fast import NotPlain, parse_plain
+from traceana.sources.kineto_fast import NotPlain, parse_one, parse_plain
 from traceana.sources.kineto_text import BLOCK, text_blocks
 from traceana.sources.kineto_tolerant import EventReader, parse_tolerant
 from traceana.sources.limits import Limits
@@ -136,7 +136,7 @@ def read_kineto(
         stop = len(left) + chunk.stop - chunk.raw
         offset = left_at if left else chunk.offset + chunk.raw
         reader = EventReader()
-        used, ended = parse_tolerant(text, 0, stop, reader, offset, final=chunk.final)
+        used, ended = parse_tolerant(text, 0, stop, reader, offset, final=chunk.final, plain=parse_one)
         parts.append(reader.events())
         if ended:
             foot = _foot(text[used + 1 : stop], (later for later, _ in flight), limits)

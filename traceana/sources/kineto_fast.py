@@ -24,7 +24,7 @@ from traceana.sources.kineto_events import (
     Events,
     join_events,
 )
-from traceana.sources.kineto_tolerant import EventReader
+from traceana.sources.kineto_tolerant import EventReader, parse_tolerant
 from traceana.sources.kineto_words import (
     SLACK,
     Bools,
@@ -37,9 +37,11 @@ from traceana.sources.kineto_words import (
     word_view,
 )
 
-__all__ = ["NotPlain", "parse_plain"]
+__all__ = ["NotPlain", "parse_one", "parse_plain"]
 
 _QUOTE, _OPEN, _CLOSE, _COLON, _COMMA, _BACKSLASH, _SPACE = b'"{}:,\\ '
+_AFTER_STRING = np.zeros(256, dtype=np.bool_)
+_AFTER_STRING[[_COLON, _COMMA, _CLOSE, ord("]"), *range(_SPACE + 1)]] = True
 _GAPS = 8  # different spacings between events, at most, before a stretch is called odd
 
 
@@ -91,7 +93,8 @@ _FALSE, _TRUE = _Text.of(b"false"), _Text.of(b"true")
 class _Index:
     """The structure of a stretch. Tokens are its strings: `opens` and `closes` are their quotes; `keys` the tokens
     before a colon. Events are `starts` to `ends` (their braces), with `args_open` to `args_close` around the one object
-    within (-1: none); `nested` marks events that hold more than that."""
+    within (-1: none); `nested` marks events that hold more than that, `broken` those with a string that something odd
+    follows, as a stray quote turns what is inside strings to the outside."""
 
     text: Bytes
     words: Words
@@ -104,14 +107,15 @@ class _Index:
     args_open: Positions
     args_close: Positions
     nested: Bools
+    broken: Bools
     escapes: Positions
 
 
-def parse_plain(buffer: bytes, start: int, stop: int, offset: int = 0) -> Events:
+def parse_plain(buffer: bytes, start: int, stop: int, offset: int = 0, *, salvage: bool = True) -> Events:
     """The events in `buffer[start:stop]`, which begins at an event's `{` and ends at an event's `}`.
 
     `buffer` must be valid UTF-8 and reach `SLACK` bytes past `stop`; `offset` is where it lies in the whole text.
-    Raises NotPlain where the stretch as a whole cannot be trusted.
+    Raises NotPlain where the stretch as a whole cannot be trusted, and without `salvage` for any event that is odd.
     """
     index = _index(buffer, start, stop)
     n = index.starts.size
@@ -123,6 +127,7 @@ def parse_plain(buffer: bytes, start: int, stop: int, offset: int = 0) -> Events
     _check_args(index, top.pop("args"), slow)
 
     phase = _phases(index, top["ph"])
+    phase[index.broken] = 0
     kind = np.full(n, -1, dtype=np.int64)
     spans = np.flatnonzero(phase == ord("X"))
     at, known = _values(index, top["cat"][spans])
@@ -153,7 +158,21 @@ def parse_plain(buffer: bytes, start: int, stop: int, offset: int = 0) -> Events
         columns = {name: values[good] for name, values in columns.items()}
     plain = Events(columns, categorical(buffer, index.words, name_from, name_to), unused=unused)
     odd = np.flatnonzero(slow)
-    return _with_odd(plain, index.starts[rows] + offset, buffer, index, odd, offset) if odd.size else plain
+    if not odd.size:
+        return plain
+    if not salvage:
+        raise NotPlain("an event is out of the ordinary")
+    return _with_odd(plain, index.starts[rows] + offset, buffer, index, odd, offset)
+
+
+def parse_one(event: bytes) -> Events | None:
+    """The one event in `event`, or None where the fast path would not take it. The tolerant path asks this for text
+    that is not valid JSON, so that both paths agree on what matters of an event."""
+    try:
+        event.decode()
+        return parse_plain(event + b" " * SLACK, 0, len(event), salvage=False)
+    except (NotPlain, UnicodeDecodeError):
+        return None
 
 
 def _with_odd(plain: Events, at: Positions, buffer: bytes, index: _Index, odd: Positions, offset: int) -> Events:
@@ -161,7 +180,8 @@ def _with_odd(plain: Events, at: Positions, buffer: bytes, index: _Index, odd: P
     reader = EventReader()
     for start, stop in zip(index.starts[odd].tolist(), (index.ends[odd] + 1).tolist(), strict=True):
         if not reader.text(buffer[start:stop], offset + start):
-            reader.lose("event_broken", offset + start, offset + stop)
+            # Two stray quotes can make one of many events: look for whole ones within.
+            parse_tolerant(buffer, start, stop, reader, offset, closed=True, plain=parse_one)
     read = reader.events()
     both = join_events([plain, read])
     order = np.argsort(np.concatenate((at, np.array(reader.at, dtype=np.int64))), kind="stable")
@@ -195,11 +215,18 @@ def _index(buffer: bytes, start: int, stop: int) -> _Index:
         raise NotPlain("braces do not pair")
     first, last = np.flatnonzero(opening & (depth == 1)), np.flatnonzero(depth == 0)
     starts, ends, inner = braces[first], braces[last], last - first
+    if starts[0] != 0 or ends[-1] != here.size - 1:
+        raise NotPlain("something stands before the first event or after the last")
     _check_gaps(here, starts, ends)
     has_args = inner == 3
     quotes += start
+    starts = starts + start
     opens, closes = quotes[0::2], quotes[1::2]
-    keys = np.flatnonzero(text[closes + 1] == _COLON)
+    after = text[closes + 1]
+    broken = np.zeros(starts.size, dtype=np.bool_)
+    stray = np.flatnonzero(~_AFTER_STRING[after])
+    broken[np.searchsorted(starts, opens[stray], side="right") - 1] = True
+    keys = np.flatnonzero(after == _COLON)
     return _Index(
         text=text,
         words=words,
@@ -207,11 +234,12 @@ def _index(buffer: bytes, start: int, stop: int) -> _Index:
         closes=closes,
         keys=keys,
         heads=words[opens[keys]].astype(np.uint32),
-        starts=starts + start,
+        starts=starts,
         ends=ends + start,
         args_open=np.where(has_args, braces[first + has_args] + start, -1),
         args_close=np.where(has_args, braces[first + 2 * has_args] + start, -1),
         nested=inner > 3,
+        broken=broken,
         escapes=escapes,
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation, localcontext
 from typing import Any
 
@@ -37,11 +37,13 @@ MAX_EVENT = 16 << 20
 Object = dict[str, Any]
 _CUT = re.compile(r"\}(?=\s*,\s*\{\s*\")")
 _END = re.compile(r"\}(?=\s*\]\s*(?:,\s*\"|\}|$))")
-_SPACE = re.compile(r"[\s]*")
+_SPACE = re.compile(r"[\x00-\x20]*")
+_OBJECT = re.compile(r'\{\s*"')
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_TRAILING_COMMA = re.compile(r",(?=\s*[}\]])")
+_EXTRA_COMMA = re.compile(r",(?=\s*[,}\]])")
 _C_FLOAT = re.compile(r'("\s*:\s*)[-+]?(?:nan(?:\([^)]*\))?|inf(?:inity)?|1\.#(?:INF|QNAN|IND))\b', re.IGNORECASE)
 _NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|id|s)"\s*:)', re.DOTALL)
+_BARE_QUOTE = re.compile(r'(?<!\\)"')
 _STREAM = re.compile(r"\s*stream\s+(\d+)\s*")
 
 
@@ -75,6 +77,14 @@ class EventReader:
         self.decoder = json.JSONDecoder(
             object_pairs_hook=self._duplicates, parse_float=Decimal, parse_constant=lambda _: None, strict=False
         )
+
+    def take(self, events: Events, start: int) -> None:
+        """Takes what the fast path read from one event that starts at byte `start`."""
+        for name, values in events.columns.items():
+            self._columns[name] += values.tolist()
+        self._names += events.names.to_list()
+        self.at += [start] * events.size
+        self.unused += events.unused
 
     def lose(self, name: str, start: int, stop: int, *, severity: str = "warning", note: str = "") -> None:
         """Notes that the bytes `start` to `stop` gave no event, or a changed one."""
@@ -171,18 +181,27 @@ class EventReader:
 
     def _repair(self, text: str) -> object | None:
         """The event in `text` after the ordinary kinds of damage were undone one after the other, or None."""
-        for pattern, put in ((_BAD_ESCAPE, r"\\\\"), (_TRAILING_COMMA, ""), (_C_FLOAT, r"\1null")):
+        for pattern, put in ((_BAD_ESCAPE, r"\\\\"), (_EXTRA_COMMA, ""), (_C_FLOAT, r"\1null")):
             text = pattern.sub(put, text)
             if (found := self._decode(text)) is not None:
                 return found
-        text = _NAME.sub(lambda m: m[1] + re.sub(r'(?<!\\)"', r"\\\"", m[2]) + m[3], text, count=1)
+        text = _NAME.sub(lambda m: m[1] + _BARE_QUOTE.sub(r"\\\g<0>", m[2]) + m[3], text, count=1)
         return self._decode(text)
 
 
 def parse_tolerant(
-    buffer: bytes, start: int, stop: int, reader: EventReader, offset: int = 0, *, final: bool = True
+    buffer: bytes,
+    start: int,
+    stop: int,
+    reader: EventReader,
+    offset: int = 0,
+    *,
+    final: bool = True,
+    closed: bool = False,
+    plain: Callable[[bytes], Events | None] = lambda _: None,
 ) -> tuple[int, bool]:
     """Reads the events of `buffer[start:stop]` into `reader`; `offset` is where the buffer lies in the whole text.
+    `plain` is asked first for an event that is not valid JSON. `closed` says that the stretch ends with an event.
 
     Returns the position up to which the text is used up, and whether the list of events ended there. Where more text
     follows (`final` false) an event cut short by `stop` is left for the next call.
@@ -203,7 +222,11 @@ def parse_tolerant(
         try:
             event, end = reader.decoder.raw_decode(text, here)
         except (ValueError, RecursionError):
-            end = _resync(text, here)
+            if char != "{" and (found := _OBJECT.search(text, here)):
+                reader.lose("not_an_event", offset + start + here, offset + start + found.start())
+                here = found.start()
+                continue
+            end = _resync(text, here, closed)
             if end < 0:
                 if not final and size - here <= MAX_EVENT:
                     return start + here, False
@@ -211,7 +234,10 @@ def parse_tolerant(
                     "trace_truncated", offset + start + here, offset + stop, note="the text ends inside an event"
                 )
                 return stop, False
-            if text[here] != "{" or not reader.text(buffer[start + here : start + end], offset + start + here):
+            piece, at = buffer[start + here : start + end], offset + start + here
+            if char == "{" and (taken := plain(piece)) is not None:
+                reader.take(taken, at)
+            elif char != "{" or not reader.text(piece, at):
                 reader.lose("event_broken", offset + start + here, offset + start + end, note=_context(text[here:end]))
         else:
             first, last = offset + start + here, offset + start + end
@@ -227,14 +253,16 @@ def _skip(text: str, here: int) -> int:
     return found.end() if found else here
 
 
-def _resync(text: str, here: int) -> int:
+def _resync(text: str, here: int, closed: bool) -> int:
     """The end of the damaged event that starts at `here`: before the next one, or before the end of the list."""
     cut = _CUT.search(text, here)
     stop = cut.end() if cut else len(text)
     end = _END.search(text, here, stop)
     if end:
         return end.end()
-    return cut.end() if cut else -1
+    if cut:
+        return cut.end()
+    return len(text) if closed else -1
 
 
 def _context(text: str) -> str:

@@ -114,9 +114,11 @@ def random_world(seed: int, ranks: int, span_ns: int, *, ppm: int = 30, traffic:
             wait = int(rng.integers(0, slow))
             world.send(src, dst, at, wait=wait, late=late, kind="proxy" if rng.random() < 0.8 else "output")
             if rng.random() < 0.5:
-                world.control(src, dst, at, late=int(rng.integers(-slow, slow)), lag=int(rng.integers(6_000, slow + 6_001)))
+                world.control(
+                    src, dst, at, late=int(rng.integers(-slow, slow)), lag=int(rng.integers(6_000, slow + 6_001))
+                )
     if ranks >= 4 and rng.random() < 0.5:
         group = sorted(int(r) for r in rng.choice(ranks, 3, replace=False))
-        for at in times[:: 4].tolist():
+        for at in times[::4].tolist():
             world.collective(group, at, spread=int(rng.integers(0, 500_000)), transfer=int(rng.integers(4_000, 90_000)))
     return world

@@ -45,12 +45,14 @@ def shortest_path_bounds(world: ClockWorld, model: ClockModel) -> np.ndarray:
     messages, controls, collectives = world.frames()
     for m in messages.iter_rows(named=True):
         a, b = 2 * m["src"] + 1, 2 * m["dst"] + 1
-        bound(a, b, m["send_ts_ns"], min(m["recv_end_ns"], m["recv_end_ns"] - m["send_end_ns"] + 2_000 + m["send_ts_ns"]))
+        bound(
+            a, b, m["send_ts_ns"], min(m["recv_end_ns"], m["recv_end_ns"] - m["send_end_ns"] + 2_000 + m["send_ts_ns"])
+        )
     for m in controls.iter_rows(named=True):
         bound(2 * m["src"], 2 * m["dst"], m["send_ts_ns"], m["recv_end_ns"])
         bound(2 * m["dst"], 2 * m["src"], m["recv_ts_ns"], m["send_end_ns"])
     for _, rows in collectives.group_by("group", "instance"):
-        transfer = int((rows["end_ns"] - rows["ts_ns"]).min())  # type: ignore[operator, arg-type]
+        transfer = int((rows["end_ns"] - rows["ts_ns"]).min())  # type: ignore[arg-type]
         transfer -= min(1_000, transfer // 2)
         ends = dict(rows.select("rank", "end_ns").iter_rows())
         for a in ends:
@@ -63,7 +65,7 @@ def shortest_path_bounds(world: ClockWorld, model: ClockModel) -> np.ndarray:
 
 
 # What a failing test prints, instead of the world itself.
-specs = st.builds(
+specs: st.SearchStrategy[dict[str, int]] = st.builds(
     dict,
     seed=st.integers(0, 2**32 - 1),
     ranks=st.integers(2, 16),
@@ -127,7 +129,9 @@ def test_the_chosen_clocks_keep_every_bound(spec: dict[str, int]) -> None:
             assert worst is not None and worst >= row["uncertainty_ns"]
 
 
-def two_ranks(offset: int, *, rate_ppb: int = 0, span_ns: int = 400_000_000, waits: tuple[int, int] = (0, 0)) -> ClockWorld:
+def two_ranks(
+    offset: int, *, rate_ppb: int = 0, span_ns: int = 400_000_000, waits: tuple[int, int] = (0, 0)
+) -> ClockWorld:
     """Rank 1 is `offset` ahead; both send every tenth of the span, and `waits` is what the best message takes longer."""
     world = ClockWorld([0, offset], [0, rate_ppb], span_ns, np.random.default_rng(1))
     for k in range(11):
@@ -310,7 +314,12 @@ def test_probes_of_the_manifest_relate_hosts() -> None:
 
     def trip(at: int) -> dict[str, int]:
         there = at + 1_000_000 + 40_000
-        return {"sent_ns": at, "received_there_ns": there, "answered_there_ns": there + 9_000, "received_ns": at + 109_000}
+        return {
+            "sent_ns": at,
+            "received_there_ns": there,
+            "answered_there_ns": there + 9_000,
+            "received_ns": at + 109_000,
+        }
 
     manifest = {
         "ranks": [{"rank": 0, "host": "a"}, {"rank": 1, "host": "b"}],
@@ -381,8 +390,12 @@ def test_apply_clock_moves_every_table_and_keeps_durations() -> None:
     model = solve(world)
     rank = world.ranks[1]
     start = world.local(1, 100_000_000)
-    device = schema.DEVICE.frame({"ts_ns": [start], "end_ns": [start + 5_000], "kind": ["kernel"], "name": ["k"], "stream": [7]})
-    calls = schema.CALLS.frame({"ts_ns": [start - 9], "end_ns": [start - 2], "name": ["cudaLaunchKernel"], "pid": [1], "tid": [1]})
+    device = schema.DEVICE.frame(
+        {"ts_ns": [start], "end_ns": [start + 5_000], "kind": ["kernel"], "name": ["k"], "stream": [7]}
+    )
+    calls = schema.CALLS.frame(
+        {"ts_ns": [start - 9], "end_ns": [start - 2], "name": ["cudaLaunchKernel"], "pid": [1], "tid": [1]}
+    )
     moved = apply_clock(replace(rank, device=device, calls=calls), model)
     offset = model.ranks.get_column("offset_ns")[1]
     assert moved.device.select("ts_ns", "end_ns").row(0) == (start - offset, start - offset + 5_000)

@@ -204,6 +204,7 @@ def _searched(
         cycles = negative_cycles(edges)
         if not cycles:
             return _offsets_for(c, theta, slope, w), slope
+        touched: set[int] = set()
         for cycle in cycles:
             pull: dict[int, int] = {}
             for one, other, since in _since(c, edges, cycle, slope, w):
@@ -213,6 +214,9 @@ def _searched(
             norm = sum(g * g for g in pull.values())
             if norm == 0:
                 return None, None
+            if touched & pull.keys():
+                continue
+            touched |= pull.keys()
             # Half as far again as the limit itself: that ends in finitely many steps if there is any room at all.
             over = -int(edges.w[cycle].sum()) * 3 // 2 + 1
             for node, g in pull.items():

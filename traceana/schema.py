@@ -341,10 +341,14 @@ CLOCK_BOUNDS = Table(
     "clock_bounds",
     "one fact that bounds the difference of two clocks: theta_b - theta_a <= upper_ns at the time at_ns",
     (
-        Column("a", I32, "clock: 2 x rank for the CPU of a rank, 2 x rank + 1 for its GPU"),
+        Column(
+            "a",
+            I32,
+            "clock: 2 x rank for the CPU of a rank, 2 x rank + 1 for its GPU, -1 - n for the wall clock of host n",
+        ),
         Column("b", I32, "the other clock, numbered likewise"),
         Column("upper_ns", I64, "bound on theta_b - theta_a (clock b's reading minus clock a's, of one instant)", "ns"),
-        Column("at_ns", I64, "when it holds, on the reference rank's unaligned clock (good to a second)", "ns"),
+        Column("at_ns", I64, "when it holds, read on clock a; 0 for what holds at any time", "ns"),
         Column("source", STR, "p2p, p2p_blocked, collective, gloo, launch, sync, same_host, probe or prior"),
         Column("message", STR, "what a person needs to find the message again"),
     ),

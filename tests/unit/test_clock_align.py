@@ -127,6 +127,14 @@ def test_the_chosen_clocks_keep_every_bound(spec: dict[str, int]) -> None:
             assert row["uncertainty_ns"] == max(high - row["offset_ns"], row["offset_ns"] - low)
             worst = model.worst_ns[row["rank"]]
             assert worst is not None and worst >= row["uncertainty_ns"]
+            # The chosen clock is right to that over the whole window, which is looked at in eight pieces.
+            for k in range(9):
+                true = world.span_ns * k // 8
+                shown = np.array([world.local(row["rank"], true)])
+                error = int((shown - model.gpu[row["rank"]].offset(shown)).item()) - world.local(
+                    model.reference_rank, true
+                )
+                assert abs(error) <= worst + world.span_ns // 8 * 60 // 1_000_000 + slack
 
 
 def two_ranks(
@@ -209,6 +217,20 @@ def test_a_bent_clock_gets_knots() -> None:
     shown = np.array([bent(1, t) for t in range(0, span, span // 50)], dtype=np.int64)
     error = shown - knots.offset(shown) - np.array([bent(0, t) for t in range(0, span, span // 50)])
     assert int(np.abs(error).max()) <= 12_000
+
+
+def test_many_ranks_get_the_same_intervals_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = random_world(11, 70, 400_000_000, traffic=12)
+    many = solve(world)
+    monkeypatch.setattr("traceana.clock.align.ALL_PAIRS_RANKS", 100)
+    all_pairs = solve(world).pairs
+    assert all_pairs.height == 70 * 69 // 2
+    assert many.pairs.height < 500
+    assert many.pairs.join(all_pairs, on=["a", "b", "low_ns", "high_ns"], how="anti", nulls_equal=True).height == 0
+    reference = many.pairs.filter((pl.col("a") == many.reference_rank) | (pl.col("b") == many.reference_rank))
+    assert reference.height == 69
+    for a, b, low, high in many.pairs.drop_nulls().iter_rows():
+        assert low <= world.offset(a, b, many.reference_rank, many.mid_ns) <= high
 
 
 def test_one_way_traffic_is_one_sided() -> None:

@@ -169,7 +169,7 @@ def test_many_random_flaws_raise_nothing_but_a_source_error(
     path.write_bytes(bytes(raw))
     for how in ({}, {"block": block}, {"tolerant": True}):
         try:
-            trace = read_kineto(path, **how)  # type: ignore[arg-type]
+            trace = read_kineto(path, **how)
         except SourceError as error:
             assert error.hint
         else:

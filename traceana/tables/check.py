@@ -51,7 +51,7 @@ def sound_events(events: Events, rank: int) -> tuple[Bools, list[Loss]]:
     drop(dur < 0, "event_negative_duration", "a duration below zero")
     if (ts == 0).any():
         others = ts[keep & (ts > 0)]
-        near = others.size > 0 and int(others.min()) <= int(others.max() - others.min())
+        near = others.size > 0 and int(others.min()) <= int(others.max() - others.min()) + SECOND
         zero = ts == 0
         bad = zero & device & (dur == 0) if near else zero & (others.size > 0)
         drop(bad, "event_zero_timestamp", "a time stamp of zero, which no clock gave")

@@ -110,7 +110,7 @@ def claim(trace: RawTrace) -> Claim:
         pid=pid,
         device=_device(trace),
         process_name=str(process) if process else None,
-        base_time_ns=_count(header.get("baseTimeNanoseconds")) or 0,
+        base_time_ns=base if isinstance(base := header.get("baseTimeNanoseconds"), int) else 0,
         groups=_groups(dist.get("pg_config")),
         versions={key: str(value) for key, value in versions.items() if value is not None},
     )

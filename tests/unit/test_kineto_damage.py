@@ -6,6 +6,7 @@ import gzip
 import re
 import zlib
 from pathlib import Path
+from typing import Any
 
 import kineto_files as kf
 import pytest
@@ -167,7 +168,8 @@ def test_many_random_flaws_raise_nothing_but_a_source_error(
         mutated(data, raw)
     path = tmp_path_factory.mktemp("flaws") / "t.json"
     path.write_bytes(bytes(raw))
-    for how in ({}, {"block": block}, {"tolerant": True}):
+    ways: list[dict[str, Any]] = [{}, {"block": block}, {"tolerant": True}]
+    for how in ways:
         try:
             trace = read_kineto(path, **how)
         except SourceError as error:

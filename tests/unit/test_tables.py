@@ -194,7 +194,7 @@ def test_an_impossible_base_is_not_added(tmp_path: Path) -> None:
         assert losses(rank) == {"base_time_not_added": 1}
 
 
-def nccl(ts: int, correlation: int, stream: int = 9, **args: object) -> kf.Event:
+def nccl(ts: int, correlation: int, stream: int = 9, **args: Any) -> kf.Event:
     return kf.kernel(
         "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", ts, 50, correlation, stream=stream, **args
     )

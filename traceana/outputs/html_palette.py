@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from traceana.outputs.words import CAUSES, CLASSES, TRANSFER
 
-__all__ = ["PAINTS", "SLOTS", "Paint", "palette_css", "palette_json", "pattern_defs"]
+__all__ = ["PAINTS", "SLOTS", "Paint", "ink_on", "palette_css", "palette_json", "pattern_defs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,22 @@ _PATTERNS: dict[str, str] = {
 }
 
 
+def ink_on(colour: str) -> str:
+    """Black or white, whichever has more contrast on `colour` (`#rrggbb`), by the luminance of WCAG 2."""
+    return "#000000" if (_luminance(colour) + 0.05) ** 2 > 0.05 * 1.05 else "#ffffff"
+
+
+def _luminance(colour: str) -> float:
+    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
 def palette_css() -> str:
-    """Custom properties `--k-NAME` for both themes, and classes `.k-NAME` that fill SVG shapes."""
-    light = "".join(f"--k-{p.name}:{p.light};" for p in PAINTS)
-    dark = "".join(f"--k-{p.name}:{p.dark};" for p in PAINTS)
+    """Custom properties `--k-NAME` for both themes; classes `.k-NAME` to fill SVG shapes, `.t-NAME` for text on them."""
+    light = "".join(f"--k-{p.name}:{p.light};--t-{p.name}:{ink_on(p.light)};" for p in PAINTS)
+    dark = "".join(f"--k-{p.name}:{p.dark};--t-{p.name}:{ink_on(p.dark)};" for p in PAINTS)
+    inks = "".join(f".t-{p.name}{{fill:var(--t-{p.name});stroke:var(--k-{p.name})}}" for p in PAINTS)
     fills = "".join(
         f".k-{p.name}{{fill:var(--k-{p.name})}}"
         if p.pattern == "solid"
@@ -100,7 +112,7 @@ def palette_css() -> str:
         f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
         f":root[data-theme=dark]{{{dark}}}"
         f"@media print{{:root:root{{{light}}}}}"
-        f"{fills}"
+        f"{fills}{inks}"
     )
 
 

@@ -111,7 +111,7 @@ def bar(parts: Sequence[tuple[str, int, str, str]], whole: int, label: str, *, h
             shapes.append(
                 f'<svg x="{left:.4f}%" width="{width:.4f}%"><title>{html(words)}</title>'
                 f'<rect width="100%" height="100%" class="k-{escape(kind)} part"/>'
-                + (f'<text x="50%" y="50%">{html(short)}</text>' if fits else "")
+                + (f'<text x="50%" y="50%" class="t-{escape(kind)}">{html(short)}</text>' if fits else "")
                 + "</svg>"
             )
         at += length

@@ -42,8 +42,8 @@ def micro_batches(document: Document) -> Markup | None:
     flight, overlap = mapping(facts.get("in_flight")), mapping(facts.get("overlap"))
     return join(
         paragraph(
-            f"{count(facts.get('slots'))} slot{'s' * (facts.get('slots') != 1)}; batches of {count(size.get('min'))} to "
-            f"{count(size.get('max'))} requests, median {count(size.get('p50'))}. {words}"
+            f"{count(facts.get('slots'))} slot{'s' * (facts.get('slots') != 1)}; batches of {count(size.get('min'))} "
+            f"to {count(size.get('max'))} requests, median {count(size.get('p50'))}. {words}"
         ),
         _histogram("micro-batches in flight", flight.get("histogram"), flight.get("mean")),
         _histogram("stages at work at once", overlap.get("histogram_ns"), overlap.get("mean_stages_busy")),

@@ -13,7 +13,7 @@ import polars as pl
 
 from traceana.errors import OutputError
 from traceana.outputs.html_pack import Pack
-from traceana.outputs.words import CAUSES, CLASSES, TRANSFER, integer, mapping
+from traceana.outputs.words import CAUSES, CLASSES, TRANSFER, integer, mapping, plain_text
 
 __all__ = ["CODES", "MIXED", "gather", "lanes", "pack_timeline"]
 
@@ -21,7 +21,7 @@ CODES: tuple[str, ...] = tuple(k.name for k in (*CLASSES, TRANSFER, *CAUSES))
 """Names of the codes, in order: kernel classes, transfer, causes. A stretch of several has the code MIXED."""
 MIXED = 255
 _TRANSFER = len(CLASSES)
-_MAX_STRETCHES = 1_500_000
+_MAX_STRETCHES = 800_000
 _MAX_TEXT = 4_000_000
 _EVIDENCE = ("root_rank", "detail", "crossed_token_return", "what")
 
@@ -149,7 +149,7 @@ def _pack(
     pack.fact("gathered_below_ns", shorter)
     pack.fact("codes", list(CODES))
     pack.fact("classes", len(CLASSES))
-    pack.fact("strings", strings.to_list())
+    pack.fact("strings", [plain_text(s) for s in strings])
     ranks: list[int] = []
     for (rank,), mine in coded.group_by("rank", maintain_order=True):
         ranks.append(int(str(rank)))
@@ -184,7 +184,7 @@ def _forwards(pack: Pack, tables: Mapping[str, pl.DataFrame], start: int, length
     mine = _inside(tables["forwards"], "ts_ns", "end_ns", start, length).sort("rank", "ts_ns")
     modes = mine.get_column("mode").cast(pl.String)
     names = modes.drop_nulls().unique(maintain_order=True).to_list()
-    pack.fact("modes", names)
+    pack.fact("modes", [plain_text(n) for n in names])
     pack.add("f_start", mine.get_column("ts_ns") - start, delta=True)
     pack.add("f_length", mine.get_column("end_ns") - mine.get_column("ts_ns"))
     pack.add("f_mode", modes.replace_strict({n: i for i, n in enumerate(names)}, default=None, return_dtype=pl.Int64))
@@ -199,7 +199,7 @@ def _messages(pack: Pack, tables: Mapping[str, pl.DataFrame], start: int, length
     mine = _inside(tables["messages"], "send_ts_ns", "recv_end_ns", start, length).sort("send_ts_ns")
     kinds = mine.get_column("kind").cast(pl.String)
     names = kinds.unique(maintain_order=True).to_list()
-    pack.fact("kinds", names)
+    pack.fact("kinds", [plain_text(n) for n in names])
     pack.add("m_kind", kinds.replace_strict({n: i for i, n in enumerate(names)}, return_dtype=pl.Int64))
     for name in ("send_ts_ns", "send_end_ns", "recv_ts_ns", "recv_end_ns"):
         pack.add(f"m_{name}", mine.get_column(name) - start, delta=True)

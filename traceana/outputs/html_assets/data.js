@@ -23,7 +23,6 @@ async function unpack(text) {
 
 const MIXED = 255;
 const SLOT_COLOURS = 8;
-const BINS = 4096;
 
 /** The last index whose start is at or before `time`; 0 before all. */
 function indexAt(starts, time, n) {
@@ -43,6 +42,8 @@ class Recording {
     this.kinds = this.codes.length;
     this.width = this.kinds + SLOT_COLOURS + 1; // nanoseconds by code, then of work by slot colour, the last without slot
     this.forwards = this.readForwards();
+    this.bins = facts.ranks.length > 16 ? 4096 : 16384; // sums made once, for views that hold too many stretches
+    this.slots = new Set(columns.f_slot).size;
     this.parts = this.readParts();
     let mixed = 0;
     this.lanes = facts.ranks.map((rank) => {
@@ -103,7 +104,7 @@ class Recording {
     lane.mixed = new Map();
     for (let i = 0; i < n; i++) if (lane.code[i] === MIXED) lane.mixed.set(i, mixed++);
     lane.nextMixed = mixed;
-    lane.bins = this.sums(lane, 0, this.length, BINS, false);
+    lane.bins = this.sums(lane, 0, this.length, this.bins, false);
     return lane;
   }
 
@@ -115,7 +116,7 @@ class Recording {
 
   /** Nanoseconds by code and by slot colour in each of `n` equal cells of [t0, t1): Float32Array(n * width). */
   sums(lane, t0, t1, n, fromBins = true) {
-    const out = new Float32Array(n * this.width), cell = (t1 - t0) / n, binSize = this.length / BINS;
+    const out = new Float32Array(n * this.width), cell = (t1 - t0) / n, binSize = this.length / this.bins;
     const first = indexAt(lane.starts, t0, lane.n), last = indexAt(lane.starts, t1, lane.n);
     if (fromBins && last - first > 20000 && cell >= binSize) return this.sumsOfBins(lane, t0, t1, n, out);
     let lastVisit = NaN, colour = SLOT_COLOURS;
@@ -143,8 +144,8 @@ class Recording {
   }
 
   sumsOfBins(lane, t0, t1, n, out) {
-    const size = this.length / BINS, cell = (t1 - t0) / n, w = this.width;
-    for (let bin = Math.max(0, Math.floor(t0 / size)); bin < Math.min(BINS, Math.ceil(t1 / size)); bin++) {
+    const size = this.length / this.bins, cell = (t1 - t0) / n, w = this.width;
+    for (let bin = Math.max(0, Math.floor(t0 / size)); bin < Math.min(this.bins, Math.ceil(t1 / size)); bin++) {
       const a = Math.max(bin * size, t0), b = Math.min((bin + 1) * size, t1);
       for (let k = Math.floor((a - t0) / cell); k <= Math.min(n - 1, Math.floor((b - t0) / cell)); k++) {
         const part = (Math.min(b, t0 + (k + 1) * cell) - Math.max(a, t0 + k * cell)) / size;

@@ -12,6 +12,7 @@ class Inspector {
     canvas.addEventListener('wheel', (e) => this.wheel(e), {passive: false});
     canvas.addEventListener('keydown', (e) => this.key(e));
     timeline.on('select', (selected) => this.show(selected));
+    timeline.on('view', () => { this.tip.hidden = true; }); // it spoke of what was under the pointer before
   }
 
   /** What lies under a point: a stretch, and whether it is wide enough to mean it. */
@@ -196,7 +197,7 @@ class Inspector {
   /** What a few pixels hold where stretches are narrower than that. */
   columnTip(hit) {
     const r = this.timeline.recording, a = Math.max(0, hit.time - 1.5 * hit.perPixel), b = Math.min(r.length, hit.time + 1.5 * hit.perPixel);
-    const sums = r.sums(hit.lane, a, b, 1), lines = [el('div', 'tip-head', el('strong', '', `${hit.lane.name}, ${duration(b - a)} around ${instant(hit.time, 1000)}`))];
+    const sums = r.sums(hit.lane, a, b, 1), lines = [el('div', 'tip-head', el('strong', '', `${hit.lane.name}, ${duration(b - a)} around ${instant(hit.time, Math.max(1, b - a))}`))];
     const parts = r.codes.map((name, k) => [name, sums[k]]).filter(([, ns]) => ns > 0).sort((p, q) => q[1] - p[1]);
     for (const [name, ns] of parts.slice(0, 6)) lines.push(el('div', 'tip-part', this.swatch(name), `${this.word(name)} ${percent(ns / (b - a))}`));
     const s = r.stretch(hit.lane, hit.i);

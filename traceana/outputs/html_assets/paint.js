@@ -1,8 +1,7 @@
 // Colours of the theme in force, and the pattern fills of the canvas.
 
-/** Whether the page is dark now: the reader's choice, else the system's; paper is always light. */
+/** Whether the page is dark now: the reader's choice, else the system's. */
 function isDark() {
-  if (document.documentElement.dataset.printing) return false;
   const chosen = document.documentElement.dataset.theme;
   return chosen ? chosen === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
 }

@@ -17,7 +17,7 @@ class Panels {
     for (const u of [...this.linked, ...(this.recording ?? [])]) u.setSize({width: this.width(u.root.parentElement), height: u.height});
   }
 
-  width(place) { return Math.max(280, place.clientWidth); }
+  width(place) { return this.fixed ?? Math.max(280, place.clientWidth); }
 
   /** Make all panels again, for instance in the colours of another theme. */
   build() {

@@ -1,8 +1,10 @@
 // Puts the page together: theme, timeline, panels, and the links from tables into the timeline.
 
+const PAPER = 680; // CSS pixels between the margins of A4 and of letter
+
 async function start() {
   const words = JSON.parse(document.getElementById('words').textContent);
-  const paints = new Paints(words.palette), redraw = [];
+  const paints = new Paints(words.palette), redraw = [], resize = [];
   const root = document.documentElement, button = document.getElementById('theme');
   const repaint = () => { paints.refresh(); redraw.forEach((f) => f()); };
   const label = () => { button.textContent = isDark() ? 'Light' : 'Dark'; };
@@ -10,10 +12,20 @@ async function start() {
   button.hidden = false;
   button.addEventListener('click', () => { root.dataset.theme = isDark() ? 'light' : 'dark'; label(); repaint(); });
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { label(); repaint(); });
-  const printing = (on) => { if (on) root.dataset.printing = '1'; else delete root.dataset.printing; repaint(); };
-  addEventListener('beforeprint', () => printing(true));
-  addEventListener('afterprint', () => printing(false));
-  for (const d of document.querySelectorAll('details[data-print]')) addEventListener('beforeprint', () => { d.open = true; });
+  // Paper is light and narrower than a screen; what was drawn is drawn again for it, and back afterwards.
+  let before = null;
+  const paper = (width) => { for (const f of resize) f(width); repaint(); };
+  addEventListener('beforeprint', () => {
+    before ??= {theme: root.dataset.theme};
+    root.dataset.theme = 'light';
+    for (const d of document.querySelectorAll('details[data-print]')) d.open = true;
+    paper(PAPER);
+  });
+  addEventListener('afterprint', () => {
+    if (before?.theme) root.dataset.theme = before.theme; else delete root.dataset.theme;
+    before = null;
+    paper(null);
+  });
 
   const packed = document.getElementById('packed');
   if (!packed) return;
@@ -28,6 +40,7 @@ async function start() {
   const timeline = new Timeline($('timeline'), recording, paints);
   const panels = new Panels(timeline, paints, words, {linked: $('panels'), recording: $('recording'), none: $('no-samples')});
   const inspector = new Inspector(timeline, words, {tip: $('tip'), evidence: $('evidence'), live: $('live')});
+  resize.push((width) => { timeline.fixed = width; timeline.resize(); }, (width) => { panels.fixed = width; });
   redraw.push(() => { timeline.paints.cache.clear(); timeline.draw(); }, () => panels.build());
 
   const act = {

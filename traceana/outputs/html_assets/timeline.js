@@ -8,7 +8,7 @@ class Timeline {
     Object.assign(this, {canvas, recording, paints, context: canvas.getContext('2d')});
     this.view = [0, recording.length];
     this.lane = 0;
-    this.colourBy = recording.forwards.size ? 'slot' : 'class';
+    this.colourBy = recording.slots > 1 ? 'slot' : 'class';
     this.selected = null; // {lane, chain}
     this.cursor = null; // time under the pointer
     this.listeners = {view: [], cursor: [], hover: [], select: []};
@@ -33,7 +33,7 @@ class Timeline {
   }
 
   resize() {
-    this.width = Math.max(280, this.canvas.parentElement.clientWidth);
+    this.width = this.fixed ?? Math.max(280, this.canvas.parentElement.clientWidth);
     this.ratio = Math.min(3, window.devicePixelRatio || 1);
     this.canvas.style.height = `${this.height}px`;
     this.canvas.width = Math.round(this.width * this.ratio);
@@ -47,6 +47,7 @@ class Timeline {
     const whole = this.recording.length, span = Math.min(whole, Math.max(200, b - a));
     const middle = (a + b) / 2, start = Math.min(Math.max(0, middle - span / 2), whole - span);
     this.view = [start, start + span];
+    Object.assign(this.canvas.dataset, {from: String(start), to: String(start + span)}); // for scripts and tests
     this.request();
     this.emit('view', this.view);
   }
@@ -242,9 +243,10 @@ class Timeline {
     c.lineWidth = 5;
     const path = () => {
       c.beginPath();
-      let before = null;
+      let before = null, row = own;
       for (const s of chain) {
-        const y = this.top(rows.get(s.root) ?? own) + work / 2, x0 = this.x(s.start), x1 = this.x(s.end);
+        row = rows.get(s.root) ?? row; // where the root is not known the path stays where it was
+        const y = this.top(row) + work / 2, x0 = this.x(s.start), x1 = this.x(s.end);
         if (before === null) c.moveTo(x0, y); else if (x0 - before > 2) c.moveTo(x0, y); else c.lineTo(x0, y);
         c.lineTo(x1, y);
         before = x1;
@@ -255,7 +257,7 @@ class Timeline {
     c.strokeStyle = p.page;
     path();
     c.lineWidth = 2;
-    c.strokeStyle = p.accent;
+    c.strokeStyle = p.ink;
     path();
     c.lineWidth = 1;
   }

@@ -29,7 +29,10 @@ from traceana.model.kernel_classes import CLASSES, RULES, classify, is_communica
         ("void flashinfer::norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>(x)", "norm"),
         ("void (anonymous namespace)::fused_qknorm_warp<128l>(x)", "norm"),
         ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<4>(x)", "sampling"),
-        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>>>(x)", "sampling"),
+        (
+            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>>>(x)",
+            "sampling",
+        ),
         ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "collective"),
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "collective"),
         ("void sglang::cross_device_reduce_1stage<__nv_bfloat16, 2>(x)", "collective"),

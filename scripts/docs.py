@@ -19,9 +19,15 @@ def tables() -> str:
     """The tables of `traceana.schema`."""
     out = [MARK, "# Tables\n\n", (schema.__doc__ or "").split("\n\n", 1)[1].strip() + "\n"]
     for table in schema.TABLES.values():
-        out.append(f"\n## {table.name}\n\nOne row: {table.row}.\n\n| column | type | unit | null | meaning |\n|---|---|---|---|---|\n")
+        out.append(
+            f"\n## {table.name}\n\nOne row: {table.row}.\n\n| column | type | unit | null | meaning |\n|---|---|---|---|---|\n"
+        )
         for c in table.columns:
-            out.append(f"| `{c.name}` | {c.dtype} | {c.unit} | {'yes' if c.nullable else ''} | {c.doc} |\n".replace("<->", "&harr;"))
+            out.append(
+                f"| `{c.name}` | {c.dtype} | {c.unit} | {'yes' if c.nullable else ''} | {c.doc} |\n".replace(
+                    "<->", "&harr;"
+                )
+            )
     return "".join(out)
 
 

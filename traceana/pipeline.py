@@ -12,9 +12,9 @@ import polars as pl
 from traceana import __version__, schema
 from traceana.analyses import ALL
 from traceana.clock.align import solve_clock
-from traceana.clock.model import ClockModel
 from traceana.clock.apply import apply_clock, shift_controls, shift_messages, shift_rows
-from traceana.clock.prior import parse_assume
+from traceana.clock.model import ClockModel
+from traceana.clock.prior import Assume
 from traceana.errors import ModelError, TraceanaError
 from traceana.findings import answer, find
 from traceana.findings.find import Predict
@@ -75,20 +75,25 @@ def parse_window(text: str) -> tuple[int, int]:
         raise TraceanaError("not a window", where=text, hint="write START..END, for instance 12ms..40ms")
     start, end = (_nanoseconds(p.strip(), text) for p in parts)
     if end <= start:
-        raise TraceanaError("the window ends before it starts", where=text, hint="write START..END, for instance 12ms..40ms")
+        raise TraceanaError(
+            "the window ends before it starts", where=text, hint="write START..END, for instance 12ms..40ms"
+        )
     return start, end
 
 
 def _nanoseconds(part: str, whole: str) -> int:
     found = _TIME.match(part)
     if found is None:
-        raise TraceanaError("not a time", where=f"{part!r} in {whole!r}", hint="write nanoseconds, or a number with ns, us, ms or s")
+        raise TraceanaError(
+            "not a time", where=f"{part!r} in {whole!r}", hint="write nanoseconds, or a number with ns, us, ms or s"
+        )
     unit = _UNITS[found[3] or ""]
     fraction = found[2] or ""
-    scaled = int((found[1] + fraction) or "0") * unit
+    scaled = int(str(found[1]) + str(fraction)) * unit
     if scaled % 10 ** len(fraction):
         raise TraceanaError("finer than a nanosecond", where=part, hint="give whole nanoseconds")
-    return scaled // 10 ** len(fraction)
+    whole_ns: int = scaled // 10 ** len(fraction)
+    return whole_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,7 @@ def _align(path: Path | Sequence[Path], options: Options, say: Progress) -> _Ali
     say("read")
     capture = read_capture(path, ranks=options.ranks, cache=options.cache)
     say("match messages")
-    assume = parse_assume(options.assume)
+    assume = Assume.parse(options.assume)
     matched = match(capture)
     collectives, lost = match_collectives(capture.ranks)
     say("align clocks")
@@ -123,7 +128,8 @@ def _align(path: Path | Sequence[Path], options: Options, say: Progress) -> _Ali
     moved = replace(
         matched,
         visits={
-            r: shift_rows(v, "rank", ["ts_ns", "end_ns", "run_ts_ns", "run_end_ns"], clock.cpu) for r, v in matched.visits.items()
+            r: shift_rows(v, "rank", ["ts_ns", "end_ns", "run_ts_ns", "run_end_ns"], clock.cpu)
+            for r, v in matched.visits.items()
         },
         launches={r.info.rank: launches(r) for r in aligned.ranks},
         messages=shift_messages(matched.messages, clock),
@@ -134,7 +140,9 @@ def _align(path: Path | Sequence[Path], options: Options, say: Progress) -> _Ali
     return _Aligned(capture, aligned, moved, shift_rows(collectives, "rank", ["ts_ns", "end_ns"], clock.gpu), clock)
 
 
-def load_model(path: Path | Sequence[Path], options: Options, progress: Progress | None = None) -> tuple[Model, ClockModel, CaptureTables]:
+def load_model(
+    path: Path | Sequence[Path], options: Options, progress: Progress | None = None
+) -> tuple[Model, ClockModel, CaptureTables]:
     """Read the capture at `path` and explain it: the model, the clock, and the tables as read. Raises TraceanaError."""
     say = progress or (lambda _text: None)
     a = _align(path, options, say)
@@ -143,21 +151,33 @@ def load_model(path: Path | Sequence[Path], options: Options, progress: Progress
     return explain(trace), a.clock, a.raw
 
 
-def check(path: Path | Sequence[Path], options: Options | None = None, progress: Progress | None = None) -> tuple[dict[str, object], pl.DataFrame]:
+def check(
+    path: Path | Sequence[Path], options: Options | None = None, progress: Progress | None = None
+) -> tuple[dict[str, object], pl.DataFrame]:
     """What is usable in the capture at `path`: the document of `traceana check --json`, and its LOSSES.
 
     Ranks that cannot be read are losses; only a folder without any readable rank raises TraceanaError.
     """
     asked = options or Options()
     a = _align(path, asked, progress or (lambda _text: None))
-    document: dict[str, object] = {"schema_version": SCHEMA_VERSION, "traceana_version": __version__, "usable": True, "reason": None}
+    document: dict[str, object] = {
+        "schema_version": SCHEMA_VERSION,
+        "traceana_version": __version__,
+        "usable": True,
+        "reason": None,
+    }
     losses = [a.raw.losses, *(r.losses for r in a.raw.ranks), a.matched.losses]
     try:
         trace = build_trace(a.capture, a.matched, a.collectives, a.clock.ranks, window=asked.window)
         model = explain(trace)
         losses += [s.losses for s in model.states.values()]
         w = trace.window
-        document["window"] = {"start_ns": w.start_ns, "end_ns": w.end_ns, "duration_ns": w.duration_ns, "basis": w.basis}
+        document["window"] = {
+            "start_ns": w.start_ns,
+            "end_ns": w.end_ns,
+            "duration_ns": w.duration_ns,
+            "basis": w.basis,
+        }
     except ModelError as error:
         document |= {"usable": False, "reason": str(error), "window": None}
     document["ranks"] = [
@@ -168,7 +188,9 @@ def check(path: Path | Sequence[Path], options: Options | None = None, progress:
             "kernels": r.device.height,
             "calls": r.calls.height,
             "annotations": r.annotations.height,
-            "messages": a.matched.messages.filter((pl.col("src") == r.info.rank) | (pl.col("dst") == r.info.rank)).height,
+            "messages": a.matched.messages.filter(
+                (pl.col("src") == r.info.rank) | (pl.col("dst") == r.info.rank)
+            ).height,
             "rank_source": r.info.rank_source,
             "device": r.info.device,
             "host": r.info.host,
@@ -209,7 +231,9 @@ def _sorted_losses(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
     return every.sort(rank, "name", pl.col("rank"), "detail", nulls_last=True)
 
 
-def _document(model: Model, clock: ClockModel, results: Mapping[str, Result], losses: pl.DataFrame) -> dict[str, object]:
+def _document(
+    model: Model, clock: ClockModel, results: Mapping[str, Result], losses: pl.DataFrame
+) -> dict[str, object]:
     window = model.trace.window
     facts: dict[str, object] = {}
     for result in results.values():

@@ -11,8 +11,6 @@ from traceana.result import Result
 __all__ = ["ALL"]
 
 
-
-
 ALL: tuple[Callable[[Model], Result], ...] = (
     accounting.run,
     attribution.run,

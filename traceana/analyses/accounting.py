@@ -31,11 +31,15 @@ def run(model: Model) -> Result:
         busy, transfer, bubble = (int(by_state.get(s, 0)) for s in ("busy", "transfer", "bubble"))
         causes = {c: int(by_cause.get(c, 0)) for c in CAUSES}
         classes = {c: int(by_class.get(c, 0)) for c in CLASSES}
-        if busy + transfer + sum(causes.values()) != window or sum(classes.values()) != busy or bubble != sum(causes.values()):
+        if (
+            busy + transfer + sum(causes.values()) != window
+            or sum(classes.values()) != busy
+            or bubble != sum(causes.values())
+        ):
             raise ModelError(
                 "the nanoseconds of a stage do not add up", where=f"rank {rank}", hint="report this with the capture"
             )
-        gaps = pl.Series((state.bubbles.end - state.bubbles.start))
+        gaps = pl.Series(state.bubbles.end - state.bubbles.start)
         stages.append(
             {
                 "rank": rank,
@@ -50,7 +54,9 @@ def run(model: Model) -> Result:
                 "causes_ns": causes,
                 "causes_bounds_ns": {
                     cause: [low, high]
-                    for cause, low, high in model.blame.bounds.filter(pl.col("rank") == rank).select("cause", "low_ns", "high_ns").iter_rows()
+                    for cause, low, high in model.blame.bounds.filter(pl.col("rank") == rank)
+                    .select("cause", "low_ns", "high_ns")
+                    .iter_rows()
                 },
                 "gaps": {
                     "count": gaps.len(),

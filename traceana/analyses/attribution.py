@@ -23,7 +23,11 @@ def run(model: Model) -> Result:
         attribution.with_columns(length)
         .group_by("rank", "root_rank", "cause", "detail", "crossed_token_return")
         .agg(pl.col("ns").sum())
-        .sort(["rank", "ns", "cause", "root_rank", "detail"], descending=[False, True, False, False, False], nulls_last=True)
+        .sort(
+            ["rank", "ns", "cause", "root_rank", "detail"],
+            descending=[False, True, False, False, False],
+            nulls_last=True,
+        )
     )
     worst = (
         attribution.filter(pl.col("gap") >= 0)
@@ -35,4 +39,3 @@ def run(model: Model) -> Result:
     )
     gaps = [row | {"chain": describe_chain(model, int(row["rank"]), int(row["gap"]))} for row in worst.to_dicts()]
     return Result(NAME, {"attribution": attribution, "blame": matrix}, {"blame": matrix.to_dicts(), "worst_gaps": gaps})
-

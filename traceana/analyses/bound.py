@@ -58,7 +58,9 @@ def run(model: Model) -> Result:
     tau = max(without_ring, terms["ring"])
     order = ("compute", "host", "last_stage_serial", "ring")
     binding = next(name for name in order if terms.get(name) == tau)
-    stage = {"compute": t.index(max(t)), "host": k.index(max(k)), "last_stage_serial": len(heads) - 1, "ring": None}[binding]
+    stage = {"compute": t.index(max(t)), "host": k.index(max(k)), "last_stage_serial": len(heads) - 1, "ring": None}[
+        binding
+    ]
     per_stage = [
         {
             "rank": rank,

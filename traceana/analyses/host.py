@@ -26,7 +26,9 @@ def run(model: Model) -> Result:
             continue
         w = model.trace.window
         own = phases.filter(
-            (pl.col("ts_ns") >= w.start_ns) & (pl.col("end_ns") <= w.end_ns) & pl.col("cause").is_in(["host_schedule", "host_launch"])
+            (pl.col("ts_ns") >= w.start_ns)
+            & (pl.col("end_ns") <= w.end_ns)
+            & pl.col("cause").is_in(["host_schedule", "host_launch"])
         )
         at = Intervals(own.get_column("ts_ns").to_numpy(), own.get_column("end_ns").to_numpy())
         waits = _waits(model, position)
@@ -45,7 +47,9 @@ def run(model: Model) -> Result:
             )
             .sort("mean_ns", "detail", descending=[True, False])
         )
-        spans += [{"rank": rank, "span": row.pop("detail"), **row} for row in per.to_dicts()]
+        for row in per.rename({"detail": "span"}).to_dicts():
+            about: dict[str, object] = {"rank": rank, **row}
+            spans.append(about)
     length = pl.col("end_ns") - pl.col("ts_ns")
     modes = (
         model.window_forwards()

@@ -124,7 +124,9 @@ def _merged(model: Model, visits: pl.DataFrame) -> dict[str, object]:
     stage = visits.with_columns(
         pl.col("rank").replace_strict(dict(model.trace.topology.stage), default=0, return_dtype=pl.Int64).alias("stage")
     ).filter(pl.col("batch_size").is_not_null())
-    seen = stage.group_by("visit").agg(pl.col("stage").n_unique().alias("stages"), pl.struct(keys).n_unique().alias("kinds"))
+    seen = stage.group_by("visit").agg(
+        pl.col("stage").n_unique().alias("stages"), pl.struct(keys).n_unique().alias("kinds")
+    )
     compared = seen.filter(pl.col("stages") > 1)
     odd = compared.filter(pl.col("kinds") > 1)
     return {
@@ -155,4 +157,9 @@ def _by_slot(model: Model, visits: pl.DataFrame) -> list[dict[str, object]]:
         .join(forwards, on="slot", how="left")
         .sort("slot")
     )
-    return [row | {"modes": {m["mode"]: m["count"] for m in row["modes"] or []}} for row in rows.to_dicts()]
+    out: list[dict[str, object]] = []
+    for row in rows.to_dicts():
+        modes = {str(m["mode"]): int(m["count"]) for m in row["modes"] or []}
+        about: dict[str, object] = {**row, "modes": modes}
+        out.append(about)
+    return out

@@ -39,8 +39,12 @@ def run(model: Model) -> Result:
         )
         busy = model.states[me].states.filter(pl.col("state") == "busy")
         length = pl.col("end_ns") - pl.col("ts_ns")
-        total, owned = busy.select(length.sum().alias("all"), length.filter(pl.col("kernel_class") == "moe").sum().alias("moe")).row(0)
-        forwards = trace.forwards.filter((pl.col("rank") == me) & (pl.col("ts_ns") >= lo) & (pl.col("end_ns") <= hi)).sort("ts_ns")
+        total, owned = busy.select(
+            length.sum().alias("all"), length.filter(pl.col("kernel_class") == "moe").sum().alias("moe")
+        ).row(0)
+        forwards = trace.forwards.filter(
+            (pl.col("rank") == me) & (pl.col("ts_ns") >= lo) & (pl.col("end_ns") <= hi)
+        ).sort("ts_ns")
         per = rows.sort("ts_ns").join_asof(
             forwards.select(pl.col("ts_ns").alias("begin_ns"), pl.col("end_ns").alias("stop_ns"), "visit"),
             left_on="ts_ns", right_on="begin_ns", strategy="backward",

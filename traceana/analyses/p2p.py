@@ -21,10 +21,14 @@ def run(model: Model) -> Result:
     transfer. `unmatched` counts kernels of that link and kind without a partner in the window's visits.
     """
     trace = model.trace
-    inside = trace.messages.filter(pl.col("send_ts_ns").is_between(trace.window.start_ns, trace.window.end_ns, closed="left"))
+    inside = trace.messages.filter(
+        pl.col("send_ts_ns").is_between(trace.window.start_ns, trace.window.end_ns, closed="left")
+    )
     parts = message_parts(trace.messages, trace.uncertainty_ns)
     moved = parts.select(pl.col("rank").alias("dst"), pl.col("row").alias("recv_row"), "transfer_ns")
-    sent = parts.select(pl.col("rank").alias("src"), pl.col("row").alias("send_row"), pl.col("transfer_ns").alias("sending_ns"))
+    sent = parts.select(
+        pl.col("rank").alias("src"), pl.col("row").alias("send_row"), pl.col("transfer_ns").alias("sending_ns")
+    )
     messages = (
         inside.join(moved, on=["dst", "recv_row"], how="left")
         .join(sent, on=["src", "send_row"], how="left")
@@ -42,18 +46,17 @@ def run(model: Model) -> Result:
         about = dict(zip(keys, key, strict=True))
         transfer = quantiles_ns(group.get_column("transfer_ns"))
         size, median = about["bytes"], transfer["p50_ns"]
-        links.append(
-            about
-            | {
-                "count": group.height,
-                "unmatched": alone.get((about["src"], about["dst"], about["kind"]), 0),
-                "latency_ns": quantiles_ns(group.get_column("latency_ns")),
-                "transfer_ns": transfer,
-                "wait_ns": quantiles_ns(group.get_column("wait_ns")),
-                "send_wait_ns": quantiles_ns(group.get_column("send_wait_ns")),
-                "gbps_p50": 8 * size / median if isinstance(size, int) and median else None,
-            }
-        )
+        link: dict[str, object] = {
+            **about,
+            "count": group.height,
+            "unmatched": alone.get((about["src"], about["dst"], about["kind"]), 0),
+            "latency_ns": quantiles_ns(group.get_column("latency_ns")),
+            "transfer_ns": transfer,
+            "wait_ns": quantiles_ns(group.get_column("wait_ns")),
+            "send_wait_ns": quantiles_ns(group.get_column("send_wait_ns")),
+            "gbps_p50": 8 * size / median if isinstance(size, int) and median else None,
+        }
+        links.append(link)
     return Result(NAME, {"messages": messages}, {"p2p": links})
 
 

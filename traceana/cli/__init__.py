@@ -73,24 +73,24 @@ def run(argv: list[str]) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        print("traceana: interrupted", file=sys.stderr)
+        click.echo("traceana: interrupted", err=True)
         return 130
     except GateError as error:
-        print(f"traceana: gate failed: {error}", file=sys.stderr)
+        click.echo(f"traceana: gate failed: {error}", err=True)
         return 3
     except BrokenPipeError:
         # The reader of our output went away (`| head`); Python would complain again while closing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except TraceanaError as error:
-        print(f"traceana: error: {error}", file=sys.stderr)
+        click.echo(f"traceana: error: {error}", err=True)
         if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
+            click.echo(f"hint: {error.hint}", err=True)
         if "--traceback" in argv:
             traceback.print_exc()
         return 1
     except MemoryError:
-        print("traceana: error: out of memory", file=sys.stderr)
-        print("hint: give fewer ranks at a time with --ranks, or a machine with more memory", file=sys.stderr)
+        click.echo("traceana: error: out of memory", err=True)
+        click.echo("hint: give fewer ranks at a time with --ranks, or a machine with more memory", err=True)
         return 1
     return result if isinstance(result, int) else 0

@@ -38,7 +38,9 @@ def analysis_options(function: F) -> F:
     """--ranks, --window, --assume, --no-cache, --strict and -v."""
     decorators = (
         click.option("--ranks", metavar="LIST", help="Only these ranks, for instance 0-7 or 0,3."),
-        click.option("--window", metavar="START..END", help="Only this part of the common window: ns, or like 12ms..40ms."),
+        click.option(
+            "--window", metavar="START..END", help="Only this part of the common window: ns, or like 12ms..40ms."
+        ),
         click.option("--assume", metavar="CLOCK", help="Clock prior: same-host, ntp:MICROSECONDS or none."),
         click.option("--no-cache", is_flag=True, help="Parse the traces again, and keep no parsed tables."),
         click.option("--strict", is_flag=True, help="Exit 3 if anything was lost (warning or error)."),
@@ -90,5 +92,3 @@ def gate(losses: pl.DataFrame, strict: bool) -> None:
 def default_out(path: Path) -> Path:
     """`DIR/report` for a folder, a folder beside it for a file."""
     return path / "report" if path.is_dir() else path.with_name(path.name.split(".")[0] + "-report")
-
-

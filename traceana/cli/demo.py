@@ -19,7 +19,14 @@ __all__ = ["command"]
 @click.command("demo")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and write no files.")
 @click.option("--no-files", is_flag=True, help="Write no report files.")
-@click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("traceana-demo"), show_default=True, help="Where to write the report files.")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("traceana-demo"),
+    show_default=True,
+    help="Where to write the report files.",
+)
 @click.option("-v", "--verbose", count=True, help="Say what is being done.")
 def command(as_json: bool, no_files: bool, out: Path, verbose: int) -> None:
     """The whole job on a bundled real capture: SGLang serving a 64-layer MoE on two H200 in pipeline-parallel mode,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import click
 
 from traceana.cli.common import analysis_options, gate, make_options, progress
 from traceana.cli.report_files import write_merged
+from traceana.outputs.timeline import Args
 from traceana.pipeline import analyse
 
 __all__ = ["command"]
@@ -15,8 +17,16 @@ __all__ = ["command"]
 
 @click.command("merge")
 @click.argument("folder", metavar="DIR", type=click.Path(exists=True, path_type=Path))
-@click.option("-o", "--out", type=click.Path(path_type=Path), help="Output [default: merged.pftrace; .pftrace.gz compresses].")
-@click.option("--args", type=click.Choice(["none", "key", "full"]), default="key", show_default=True, help="Arguments kept on slices.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), help="Output [default: merged.pftrace; .pftrace.gz compresses]."
+)
+@click.option(
+    "--args",
+    type=click.Choice(["none", "key", "full"]),
+    default="key",
+    show_default=True,
+    help="Arguments kept on slices.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as one JSON document.")
 @analysis_options
 def command(
@@ -28,7 +38,7 @@ def command(
     with progress(verbose) as say:
         report = analyse(folder, make_options(ranks, window, assume, no_cache), say)
         say("write the trace")
-        stats = write_merged(target, report, args)
+        stats = write_merged(target, report, cast("Args", args))
     if as_json:
         from traceana.outputs.jsonfile import to_json
 

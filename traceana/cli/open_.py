@@ -16,10 +16,18 @@ _SUFFIXES = (".pftrace", ".pftrace.gz", ".json", ".json.gz")
 
 @click.command("open")
 @click.argument("path", metavar="DIR|FILE", type=click.Path(exists=True, path_type=Path))
-@click.option("--offline/--online", default=None, help="The local copy of the UI, or ui.perfetto.dev [default: local if installed].")
+@click.option(
+    "--offline/--online",
+    default=None,
+    help="The local copy of the UI, or ui.perfetto.dev [default: local if installed].",
+)
 @click.option("--no-browser", is_flag=True, help="Print the address; open no browser.")
-@click.option("--port", default=9001, show_default=True, help="Port on 127.0.0.1; ui.perfetto.dev reads from 9001 only.")
-@click.option("--timeout", "timeout_s", default=300, show_default=True, help="Seconds to wait for the UI to fetch the trace.")
+@click.option(
+    "--port", default=9001, show_default=True, help="Port on 127.0.0.1; ui.perfetto.dev reads from 9001 only."
+)
+@click.option(
+    "--timeout", "timeout_s", default=300, show_default=True, help="Seconds to wait for the UI to fetch the trace."
+)
 def command(path: Path, offline: bool | None, no_browser: bool, port: int, timeout_s: int) -> None:
     """Open a merged trace in the Perfetto UI. DIR is a capture folder with a report, or the report itself.
 

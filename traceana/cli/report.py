@@ -20,8 +20,12 @@ __all__ = ["command"]
 @click.argument("folder", metavar="DIR", type=click.Path(exists=True, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and write no files.")
 @click.option("--no-files", is_flag=True, help="Write no report files.")
-@click.option("-o", "--out", type=click.Path(path_type=Path), help="Where to write the report files [default: DIR/report].")
-@click.option("--gap", metavar="N|TIME", help="Print the chain of one gap: its number in worst_gaps, or a time like 12.5ms.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), help="Where to write the report files [default: DIR/report]."
+)
+@click.option(
+    "--gap", metavar="N|TIME", help="Print the chain of one gap: its number in worst_gaps, or a time like 12.5ms."
+)
 @analysis_options
 def command(
     folder: Path, as_json: bool, no_files: bool, out: Path | None, gap: str | None, ranks: str | None, window: str | None,
@@ -32,6 +36,7 @@ def command(
     DIR is a capture folder, a folder of torch profiler traces (*.json, *.json.gz), or an nsys .sqlite export. Writes
     DIR/report/{report.html, report.json, merged.pftrace, tables/*.parquet}.
     """
+    written: list[Path] = []
     with progress(verbose) as say:
         report = analyse(folder, make_options(ranks, window, assume, no_cache), say)
         if gap is not None:
@@ -41,8 +46,8 @@ def command(
             return
         if as_json:
             click.echo(to_json(report.document))
-        else:
-            written = [] if no_files else write_report(out or default_out(folder), report, say)
+        elif not no_files:
+            written = write_report(out or default_out(folder), report, say)
     if not as_json:
         click.echo(render_terminal(report.document, width=_width(), color=use_color()), nl=False)
         for path in written:

@@ -34,6 +34,8 @@ def write_merged(path: Path, report: Report, args: Args = "key") -> dict[str, in
         kernel_class=trace.kernel_class,
         window=(trace.window.start_ns, trace.window.end_ns),
         chains=attribution.join(pick, on=["rank", "gap"], how="semi", maintain_order="left"),
+        in_flight=report.tables["in_flight"],
+        stages_busy=report.tables["stages_busy"],
         stages=trace.topology.stage if trace.topology.is_pipeline else None,
         args=args,
     )

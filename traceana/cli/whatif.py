@@ -23,9 +23,13 @@ __all__ = ["command"]
     "disable_cuda_graph=true|false, merge_waiting=true (a busy stage takes all waiting micro-batches at once).",
 )  # fmt: skip
 @click.option("--remove", multiple=True, metavar="TARGET", help="Kernels gone: REGEX, class:NAME or cause:NAME.")
-@click.option("--scale", multiple=True, metavar="TARGET=FACTOR", help="Times multiplied: class:moe=0.5 halves the MoE kernels.")
+@click.option(
+    "--scale", multiple=True, metavar="TARGET=FACTOR", help="Times multiplied: class:moe=0.5 halves the MoE kernels."
+)
 @click.option("--host", multiple=True, metavar="STAGE=+MS|-MS", help="Host time per visit of a stage: 0=-3ms.")
-@click.option("--link", multiple=True, metavar="SRC-DST=FACTOR", help="Time of messages between two ranks multiplied: 0-1=0.5.")
+@click.option(
+    "--link", multiple=True, metavar="SRC-DST=FACTOR", help="Time of messages between two ranks multiplied: 0-1=0.5."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 @analysis_options
 def command(

@@ -8,7 +8,6 @@ import numpy as np
 import polars as pl
 
 from traceana import schema
-from traceana.clock.apply import apply_clock, apply_to_matched
 from traceana.clock.bounds import cpu, describe, gather, gpu, host
 from traceana.clock.contradictions import Reconciled, instants, reconcile
 from traceana.clock.drift import PPB, bounds_at, edges_at
@@ -20,7 +19,7 @@ from traceana.errors import ClockError
 from traceana.intervals import IntArray
 from traceana.tables import RankTables
 
-__all__ = ["ClockModel", "apply_clock", "apply_to_matched", "solve_clock"]
+__all__ = ["solve_clock"]
 
 # All pairs up to this many ranks, and the chains behind every interval; above, only those of the widest few.
 ALL_PAIRS_RANKS, WIDEST = 64, 8

@@ -9,10 +9,9 @@ import numpy as np
 import polars as pl
 
 from traceana.clock.model import ClockModel, Correction
-from traceana.matching.match import Matched
 from traceana.tables import RankTables
 
-__all__ = ["apply_clock", "apply_to_matched", "shift_controls", "shift_messages", "shift_rows"]
+__all__ = ["apply_clock", "shift_controls", "shift_messages", "shift_rows"]
 
 
 def _moved(series: pl.Series, by: Correction) -> pl.Series:
@@ -77,24 +76,3 @@ def shift_controls(controls: pl.DataFrame, model: ClockModel) -> pl.DataFrame:
     """CONTROLS on trace time."""
     sent = shift_rows(controls, "src", ["send_ts_ns", "send_end_ns"], model.cpu)
     return shift_rows(sent, "dst", ["recv_ts_ns", "recv_end_ns"], model.cpu)
-
-
-def apply_to_matched(matched: Matched, collectives: pl.DataFrame, model: ClockModel) -> tuple[Matched, pl.DataFrame]:
-    """What was matched on the ranks' own clocks, and COLLECTIVES, on trace time."""
-
-    def own(frame: pl.DataFrame, columns: Sequence[str], by: Correction) -> pl.DataFrame:
-        return frame.with_columns(_moved(frame.get_column(c), by) for c in columns if c in frame.columns)
-
-    visits = {
-        r: own(f, ("ts_ns", "end_ns", "run_ts_ns", "run_end_ns"), model.cpu[r]) for r, f in matched.visits.items()
-    }
-    calls = {r: own(f, ("call_ts_ns", "call_end_ns"), model.cpu[r]) for r, f in matched.launches.items()}
-    moved = replace(
-        matched,
-        visits=visits,
-        launches=calls,
-        messages=shift_messages(matched.messages, model),
-        controls=shift_controls(matched.controls, model),
-        unmatched=shift_rows(matched.unmatched, "rank", ["ts_ns", "end_ns"], model.gpu),
-    )
-    return moved, shift_rows(collectives, "rank", ["ts_ns", "end_ns"], model.gpu)

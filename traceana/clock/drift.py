@@ -24,6 +24,7 @@ from traceana.clock.graph import (
     make_pattern,
     matrix,
     rough,
+    sane,
     tightest,
 )
 from traceana.intervals import IntArray
@@ -117,7 +118,7 @@ def moved(c: Constraints, tau: int, rates: IntArray | None = None) -> IntArray:
 
 def edges_at(c: Constraints, tau: int, rates: IntArray | None = None) -> Edges:
     """The tightest bound of every pair of clocks at `tau`."""
-    return tightest(c.nodes, c.a, c.b, moved(c, tau, rates), c.fact)
+    return sane(tightest(c.nodes, c.a, c.b, moved(c, tau, rates), c.fact))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,7 @@ def edges_along(c: Constraints, slope: IntArray, mid: int, ends: tuple[int, int]
     gain = rate * (c.at - mid) // PPB
     if c.always.any():
         gain = np.where(c.always, np.maximum(rate * (ends[0] - mid) // PPB, rate * (ends[1] - mid) // PPB), gain)
-    return tightest(c.nodes, c.a, c.b, c.upper - gain, c.fact)
+    return sane(tightest(c.nodes, c.a, c.b, c.upper - gain, c.fact))
 
 
 def excess(c: Constraints, theta: IntArray, slope: IntArray, mid: int, ends: tuple[int, int]) -> int:

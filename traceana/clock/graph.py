@@ -20,11 +20,11 @@ from traceana.intervals import IntArray
 
 __all__ = [
     "UNREACHED", "BoolArray", "Edges", "Pattern", "close", "components", "distances", "make_pattern", "matrix",
-    "negative_cycles", "potentials", "rough", "tight_path", "tightest",
+    "negative_cycles", "potentials", "rough", "sane", "tight_path", "tightest",
 ]  # fmt: skip
 
 BoolArray = NDArray[np.bool_]
-# Sums of two stay inside int64, and real weights (clipped to LIMIT) times a thousand hops stay far below.
+# Sums of two stay inside int64, and `sane` weights (three days) times a thousand hops stay far below.
 UNREACHED = 1 << 61
 LIMIT = 1 << 48
 
@@ -62,7 +62,14 @@ def tightest(nodes: int, a: IntArray, b: IntArray, w: IntArray, fact: IntArray) 
     a, b, w, fact = a[order], b[order], w[order], fact[order]
     first = np.ones(a.size, dtype=bool)
     first[1:] = (a[1:] != a[:-1]) | (b[1:] != b[:-1])
-    return Edges(nodes, a[first], b[first], np.clip(w[first], -LIMIT, LIMIT), fact[first])
+    return Edges(nodes, a[first], b[first], w[first], fact[first])
+
+
+def sane(edges: Edges) -> Edges:
+    """Without bounds looser than LIMIT, and none tighter than -LIMIT, so that no sum of weights can overflow."""
+    keep = edges.w < LIMIT
+    w = np.maximum(edges.w[keep], -LIMIT)
+    return Edges(edges.nodes, edges.a[keep], edges.b[keep], w, edges.fact[keep])
 
 
 def make_pattern(nodes: int, a: IntArray, b: IntArray) -> Pattern:

@@ -77,18 +77,3 @@ class ClockModel:
         if a == b or row.height == 0 or row.select(pl.any_horizontal(pl.all().is_null())).item():
             return 0 if a == b else None
         return int(row.select(pl.col("high_ns") - pl.col("low_ns")).item())
-
-    def as_json(self) -> dict[str, object]:
-        """The `clock` object of the report: integers in nanoseconds, null where unbounded."""
-        return {
-            "reference_rank": self.reference_rank,
-            "mid_ns": self.mid_ns,
-            "ranks": self.ranks.to_dicts(),
-            "pairs": self.pairs.to_dicts(),
-            "violations": [dict(v) for v in self.violations],
-            "identifiable": self.identifiable,
-            "prior": {"kind": self.prior.kind, "reason": self.prior.reason},
-            "statements": list(self.statements),
-            "binding": self.binding.select("rank", "side", "upper_ns", "source", "message").to_dicts(),
-            "worst_uncertainty_ns": {str(rank): worst for rank, worst in self.worst_ns.items()},
-        }

@@ -30,6 +30,9 @@ _WORDS = {
 }  # fmt: skip
 
 
+_Answer = tuple[bool, list[str]]
+
+
 def answer(document: Mapping[str, object], findings: Sequence[Finding]) -> list[dict[str, object]]:
     """`answers` of the JSON document: question, answer (words), and `known` (false where the capture cannot tell)."""
     facts = Facts(document)
@@ -38,7 +41,7 @@ def answer(document: Mapping[str, object], findings: Sequence[Finding]) -> list[
     )  # fmt: skip
     return [
         {"question": q, "answer": " ".join(t for t in text if t), "known": known}
-        for q, (known, *text) in zip(QUESTIONS, texts, strict=True)
+        for q, (known, text) in zip(QUESTIONS, texts, strict=True)
     ]
 
 
@@ -46,15 +49,18 @@ def _list(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1] if parts else ""
 
 
-def _fed(facts: Facts) -> tuple[bool, ...] | tuple[bool, str] | tuple[bool, str, str, str]:
+def _fed(facts: Facts) -> _Answer:
     if not facts.is_pipeline:
-        return (True, "There is no pipeline here: one stage, nothing to feed one stage from another.")
+        return (True, ["There is no pipeline here: one stage, nothing to feed one stage from another."])
     batches = facts.part("micro_batches")
     flight = batches.get("in_flight")
     overlap = cast("Row", batches.get("overlap") or {})
     pp = number(facts.part("pipeline"), "pp_size")
     if not isinstance(flight, Mapping):
-        return (False, f"Unknown: without the scheduler's spans the micro-batches of the {pp} stages cannot be told apart.")
+        return (
+            False,
+            [f"Unknown: without the scheduler's spans the micro-batches of the {pp} stages cannot be told apart."],
+        )
     sizes = facts.slot_sizes()
     largest = max(sizes, default=0)
     useful = sum(2 * s >= largest for s in sizes) if largest else 0
@@ -67,7 +73,7 @@ def _fed(facts: Facts) -> tuple[bool, ...] | tuple[bool, str] | tuple[bool, str,
         why = f"The loop has {len(sizes)} slots; {filled} hold requests ({ints(sizes)} each)."
         if useful < len(sizes) and filled:
             why += f" The pipe holds {'one useful micro-batch' if useful == 1 else f'{useful} useful micro-batches'}."
-    return (True, text, why, _why_not_more(facts, sizes))
+    return (True, [text, why, _why_not_more(facts, sizes)])
 
 
 def _why_not_more(facts: Facts, sizes: Sequence[int]) -> str:
@@ -83,20 +89,24 @@ def _why_not_more(facts: Facts, sizes: Sequence[int]) -> str:
     return "No request waits: all that were sent are running."
 
 
-def _time(facts: Facts) -> tuple[bool, str, str]:
+def _time(facts: Facts) -> _Answer:
     parts: list[str] = []
     for stage in facts.stages:
         window = number(stage, "window_ns")
         classes = cast("Row", stage["busy_by_class_ns"])
         top = max(classes, key=lambda c: number(classes, c))
-        name = f"stage {stage['pp_rank']}" if facts.is_pipeline and len(facts.rows_of_bound()) == len(facts.stages) else f"rank {stage['rank']}"
+        name = (
+            f"stage {stage['pp_rank']}"
+            if facts.is_pipeline and len(facts.rows_of_bound()) == len(facts.stages)
+            else f"rank {stage['rank']}"
+        )
         parts.append(
             f"{name}: {percent(number(stage, 'busy_ns') / window)} busy ({top} {percent(number(classes, top) / window)}),"
             f" {percent(number(stage, 'transfer_ns') / window)} transfer, {percent(number(stage, 'bubble_ns') / window)} idle"
             f" (a utilisation counter would say {percent(float(cast('float', stage['reported_utilisation'])))} busy)"
         )
     shown = parts if len(parts) <= 4 else [*parts[:4], f"and {len(parts) - 4} more"]
-    return (True, "; ".join(shown) + ".", _power(facts))
+    return (True, ["; ".join(shown) + ".", _power(facts)])
 
 
 def _power(facts: Facts) -> str:
@@ -113,10 +123,10 @@ def _power(facts: Facts) -> str:
     return f"Power before the profile: {_list(words)}{unknown}."
 
 
-def _who(facts: Facts) -> tuple[bool, str, str]:
+def _who(facts: Facts) -> _Answer:
     total = sum(number(s, "bubble_ns") for s in facts.stages)
     if not total:
-        return (True, "No stage is ever idle in the window.", "")
+        return (True, ["No stage is ever idle in the window.", ""])
     rows: dict[tuple[object, object, object], int] = {}
     for row in facts.rows("blame"):
         key = (row["rank"], row["root_rank"], row["cause"])
@@ -128,8 +138,12 @@ def _who(facts: Facts) -> tuple[bool, str, str]:
         words.append(f"rank {rank} waits {ms(ns / facts.steps)} a step for {_WORDS[str(cause)]}{where}" if facts.period_ns
                      else f"rank {rank} waits {ms(ns)} for {_WORDS[str(cause)]}{where}")  # fmt: skip
     doubt = facts.cause_ns(None, "unknown", "ambiguous") / total
-    coverage = f"{percent(1 - doubt)} of the idle time is explained." if doubt >= 0.0005 else "All of the idle time is explained."
-    return (facts.cause_ns(None, "unknown") < total // 2, "; ".join(words) + ". " + coverage, _formula(facts))
+    coverage = (
+        f"{percent(1 - doubt)} of the idle time is explained."
+        if doubt >= 0.0005
+        else "All of the idle time is explained."
+    )
+    return (facts.cause_ns(None, "unknown") < total // 2, ["; ".join(words) + ". " + coverage, _formula(facts)])
 
 
 def _formula(facts: Facts) -> str:
@@ -147,44 +161,69 @@ def _formula(facts: Facts) -> str:
     return text
 
 
-def _graphs(facts: Facts) -> tuple[bool, str]:
+def _graphs(facts: Facts) -> _Answer:
     ranks = [r for r in facts.rows("cuda_graph") if number(r, "forwards")]
     if not ranks:
-        return (False, "Unknown: no forward lies wholly inside the window, or the trace lacks the spans that tell forwards.")
+        return (
+            False,
+            ["Unknown: no forward lies wholly inside the window, or the trace lacks the spans that tell forwards."],
+        )
     words: list[str] = []
     modes: dict[str, list[Row]] = {}
     for rank in ranks:
-        for mode in cast("list[Row]", rank.get("by_mode") or []):
-            modes.setdefault(str(mode["mode"]), []).append(mode)
+        for row in cast("list[Row]", rank.get("by_mode") or []):
+            modes.setdefault(str(row["mode"]), []).append(row)
     for mode, rows in sorted(modes.items()):
         forwards, graphed = sum(number(r, "forwards") for r in rows), sum(number(r, "graphed") for r in rows)
         launch = max(number(r, "launch_ns_p50") for r in rows)
         kernels = max(number(r, "kernels_p50") for r in rows)
-        how = "all are graph launches" if graphed == forwards else "none is a graph launch" if graphed == 0 else f"{graphed} are graph launches"
-        words.append(f"of {forwards} {mode} forwards {how}; launching costs the host {ms(launch)} for {kernels} kernels (median, profiled)")
+        how = (
+            "all are graph launches"
+            if graphed == forwards
+            else "none is a graph launch"
+            if graphed == 0
+            else f"{graphed} are graph launches"
+        )
+        words.append(
+            f"of {forwards} {mode} forwards {how}; launching costs the host {ms(launch)} for {kernels} kernels (median, profiled)"
+        )
     enabled = facts.server("cuda_graph", "enabled")
     flag = {True: "CUDA graphs are on: ", False: "CUDA graphs are off: "}.get(cast("bool", enabled), "")
     text = "; ".join(words)
-    return (True, (flag + text if flag else text[:1].upper() + text[1:]) + ".")
+    return (True, [(flag + text if flag else text[:1].upper() + text[1:]) + "."])
 
 
-def _merge(facts: Facts) -> tuple[bool, str, str]:
+def _merge(facts: Facts) -> _Answer:
     batches = facts.part("micro_batches")
     if not facts.is_pipeline:
-        return (True, "There is no pipeline, so no stage has micro-batches of others to merge.", "")
+        return (True, ["There is no pipeline, so no stage has micro-batches of others to merge.", ""])
     merged, compared = batches.get("merged_between_stages"), number(batches, "compared")
     if merged is None:
-        return (False, "Unknown: no micro-batch was seen whole on two stages.", "")
+        return (False, ["Unknown: no micro-batch was seen whole on two stages.", ""])
     size = cast("Row", batches["batch_size"])
     sizes = f"{size['p50']}" if size["min"] == size["max"] else f"{size['min']} to {size['max']} (median {size['p50']})"
     if merged:
-        return (True, f"Yes, or the traces are paired wrongly: {len(cast('list[object]', batches['mismatched_visits']))} of {compared} micro-batches differ in size between stages.", "")
+        return (
+            True,
+            [
+                f"Yes, or the traces are paired wrongly: {len(cast('list[object]', batches['mismatched_visits']))} of {compared} micro-batches differ in size between stages.",
+                "",
+            ],
+        )
     text = f"No: all {compared} micro-batches compared keep their size on every stage ({sizes} requests). SGLang never merges them; a request stays in its slot for life."
     waits = facts.blamed_ns(cause="downstream_backpressure") + facts.blamed_ns(cause="control_message")
-    return (True, text, f"Waiting at a busy stage costs {ms(waits / facts.steps)} a step, all stages together." if facts.period_ns else "")
+    return (
+        True,
+        [
+            text,
+            f"Waiting at a busy stage costs {ms(waits / facts.steps)} a step, all stages together."
+            if facts.period_ns
+            else "",
+        ],
+    )
 
 
-def _costs(facts: Facts) -> tuple[bool, str, str]:
+def _costs(facts: Facts) -> _Answer:
     words: list[str] = []
     for link in facts.rows("p2p"):
         if link.get("kind") != "proxy":
@@ -203,15 +242,19 @@ def _costs(facts: Facts) -> tuple[bool, str, str]:
         share = row.get("share_of_busy")
         spread = cast("Row", row.get("per_forward_ns") or {})
         if isinstance(share, int | float) and number(row, "total_ns"):
-            per = f", {ms(number(spread, 'p50_ns'))} a forward (p99 {ms(number(spread, 'p99_ns'))})" if number(spread, "count") else ""
+            per = (
+                f", {ms(number(spread, 'p50_ns'))} a forward (p99 {ms(number(spread, 'p99_ns'))})"
+                if number(spread, "count")
+                else ""
+            )
             moe.append(f"{percent(float(share))} of the busy time of rank {row['rank']}{per}")
     text = f"MoE takes {_list(moe[:4])}." if moe else "No MoE kernels were recognised."
-    return (bool(shown) or not facts.is_pipeline, p2p, text)
+    return (bool(shown) or not facts.is_pipeline, [p2p, text])
 
 
-def _change(facts: Facts, findings: Sequence[Finding]) -> tuple[bool, str]:
+def _change(facts: Facts, findings: Sequence[Finding]) -> _Answer:
     if not findings:
-        return (True, "Nothing in this capture asks for a change.")
+        return (True, ["Nothing in this capture asks for a change."])
     words: list[str] = []
     for n, finding in enumerate(findings[:3], start=1):
         text = f"{n}. {finding.title}: {finding.action}"
@@ -219,7 +262,9 @@ def _change(facts: Facts, findings: Sequence[Finding]) -> tuple[bool, str]:
         rate = predicted.get("throughput_tokens_per_s") if predicted is not None else None
         if predicted is not None and isinstance(rate, int | float) and base:
             low, high = predicted.get("low"), predicted.get("high")
-            span = f" ({low:.0f} to {high:.0f})" if isinstance(low, int | float) and isinstance(high, int | float) else ""
+            span = (
+                f" ({low:.0f} to {high:.0f})" if isinstance(low, int | float) and isinstance(high, int | float) else ""
+            )
             text += f"; predicted {rate:.0f} tokens/s{span} against {base:.0f} now"
         words.append(text)
-    return (True, ". ".join(words) + ".")
+    return (True, [". ".join(words) + "."])

@@ -126,7 +126,9 @@ class Facts:
                 total += sum(number(mine, c) for c in causes)
         return total
 
-    def blamed_ns(self, *, root: int | None = None, cause: str | None = None, detail: str | None = None, waiter: int | None = None) -> int:
+    def blamed_ns(
+        self, *, root: int | None = None, cause: str | None = None, detail: str | None = None, waiter: int | None = None
+    ) -> int:
         """Nanoseconds of the blame matrix that fit."""
         wanted = {"root_rank": root, "cause": cause, "detail": detail, "rank": waiter}
         keys = {k: v for k, v in wanted.items() if v is not None}

@@ -28,7 +28,9 @@ def find(document: Mapping[str, object], predict: Predict | None = None) -> list
         if draft.changes:
             asked.append((draft, draft.action, draft.changes))
         asked += [(draft, action, changes) for action, changes in draft.alternatives]
-    answers = list(predict([changes for _, _, changes in asked])) if predict is not None and asked else [None] * len(asked)
+    answers = (
+        list(predict([changes for _, _, changes in asked])) if predict is not None and asked else [None] * len(asked)
+    )
     base = facts.throughput()
     findings: list[Finding] = []
     for draft in drafts:

@@ -75,7 +75,12 @@ def unequal_slots(facts: Facts) -> Draft | None:
     alternatives: tuple[tuple[str, tuple[str, ...]], ...] = ()
     if full is not None and full * len(sizes) > total and (facts.server_int("max_running_requests") or 0) > total:
         more = min(full * len(sizes), facts.server_int("max_running_requests") or total)
-        alternatives = ((f"send up to {more} requests at once, so that greedy filling reaches every slot", (f"concurrency={more}",)),)
+        alternatives = (
+            (
+                f"send up to {more} requests at once, so that greedy filling reaches every slot",
+                (f"concurrency={more}",),
+            ),
+        )
     return Draft(
         "greedy_slots",
         f"The pipe holds {_word(len(useful))} useful {plural}: slots of {ints(sizes)} requests",
@@ -130,7 +135,12 @@ def few_slots(facts: Facts) -> Draft | None:
     bound = facts.part("model")
     needed, have = bound.get("needed_in_flight"), bound.get("in_flight")
     sizes = facts.slot_sizes()
-    if bound.get("binding_term") != "ring" or not isinstance(needed, int) or not isinstance(have, int) or needed <= have:
+    if (
+        bound.get("binding_term") != "ring"
+        or not isinstance(needed, int)
+        or not isinstance(have, int)
+        or needed <= have
+    ):
         return None
     if not sizes or 0 in sizes:
         return None

@@ -30,7 +30,8 @@ def imbalance(facts: Facts) -> Draft | None:
     layers = facts.server("layers_by_rank")
     known = [int(x) for x in layers] if isinstance(layers, list) and len(layers) == len(times) else None
     evidence = [f"GPU time a step: {', '.join(f'stage {i} {ms(t)}' for i, t in enumerate(times))}"]
-    action, changes = "move layers from the slowest stage: SGLANG_PP_LAYER_PARTITION", ()
+    action = "move layers from the slowest stage: SGLANG_PP_LAYER_PARTITION"
+    changes: tuple[str, ...] = ()
     if known is not None:
         better = balanced(times, known)
         evidence.append(f"layers now: {ints(known)}; embedding, lm_head and sampling are counted where they run")
@@ -80,11 +81,21 @@ def cuda_graphs(facts: Facts) -> Draft | None:
         action = f"--cuda-graph-max-bs-decode {batch}"
         evidence.append(f"captured sizes: {ints([int(s) for s in sizes])}")
     else:
-        title, action = "Decode forwards run without CUDA graphs", "check the server's log for why graphs were not captured"
+        title, action = (
+            "Decode forwards run without CUDA graphs",
+            "check the server's log for why graphs were not captured",
+        )
     lost = facts.cause_ns(None, "host_launch", "launch_latency")
     total = facts.window_ns * max(1, len(facts.stages))
     return Draft(
-        "cuda_graphs_off", title, None, lost, tuple(evidence), action, ("disable_cuda_graph=false",), ceiling=lost / total
+        "cuda_graphs_off",
+        title,
+        None,
+        lost,
+        tuple(evidence),
+        action,
+        ("disable_cuda_graph=false",),
+        ceiling=lost / total,
     )
 
 
@@ -105,7 +116,9 @@ def host_span(facts: Facts) -> Draft | None:
         lost = facts.blamed_ns(root=number(slow, "rank"), cause="host_schedule", detail=span)
         if not facts.period_ns or excess < _FLOOR * facts.period_ns or number(slow, "mean_ns") < 2 * usual or lost == 0:
             continue
-        if (span in _BY_ROLE or "_dict_" in span or span.startswith("send_")) and excess < max(4 * usual, 0.15 * facts.period_ns):
+        if (span in _BY_ROLE or "_dict_" in span or span.startswith("send_")) and excess < max(
+            4 * usual, 0.15 * facts.period_ns
+        ):
             continue
         stage = facts.document_stage(number(slow, "rank"))
         draft = Draft(
@@ -159,10 +172,11 @@ def host_bound(facts: Facts) -> Draft | None:
         total = facts.running() + (facts.waiting() or 0)
         pp = number(facts.part("pipeline"), "pp_size")
         wanted = max(1, -(-total // (pp + 1)))
-        changes = ("pp_async_batch_depth=1", f"pp_max_micro_batch_size={min(wanted, cap or wanted)}")
+        changes: tuple[str, ...] = ("pp_async_batch_depth=1", f"pp_max_micro_batch_size={min(wanted, cap or wanted)}")
         action = f"--pp-async-batch-depth 1 --pp-max-micro-batch-size {min(wanted, cap or wanted)}"
     else:
-        changes, action = (), "larger micro-batches, so that each host pass serves more tokens; faster host cores"
+        changes = ()
+        action = "larger micro-batches, so that each host pass serves more tokens; faster host cores"
     return Draft(
         "host_bound", "The hosts bound the period, not the GPUs", None, lost, evidence, action, changes,
         ceiling=0.0 if not changes else extra / facts.period_ns,
@@ -188,12 +202,16 @@ def back_pressure(facts: Facts) -> Draft | None:
 
 def slow_link(facts: Facts) -> Draft | None:
     """One link moves the same messages far slower than the others."""
-    links = [l for l in facts.rows("p2p") if l.get("kind") == "proxy" and isinstance(l.get("gbps_p50"), int | float)]
-    rates = sorted(float(cast("float", l["gbps_p50"])) for l in links)
+    links = [
+        link
+        for link in facts.rows("p2p")
+        if link.get("kind") == "proxy" and isinstance(link.get("gbps_p50"), int | float)
+    ]
+    rates = sorted(float(cast("float", link["gbps_p50"])) for link in links)
     if len(rates) < 3:
         return None
     usual = rates[len(rates) // 2]
-    slow = min(links, key=lambda l: float(cast("float", l["gbps_p50"])))
+    slow = min(links, key=lambda link: float(cast("float", link["gbps_p50"])))
     rate = float(cast("float", slow["gbps_p50"]))
     cost = number(cast("Row", slow["transfer_ns"]), "p50_ns") * number(slow, "count")
     if rate * 2 > usual or cost < _FLOOR * facts.window_ns:
@@ -212,7 +230,12 @@ def moe_spread(facts: Facts) -> Draft | None:
     for row in facts.rows("moe"):
         spread = cast("Row", row.get("per_forward_ns") or {})
         median, high = number(spread, "p50_ns"), number(spread, "p99_ns")
-        if number(spread, "count") >= 8 and median and facts.period_ns and (worst is None or (high - median) / median > worst[0]):
+        if (
+            number(spread, "count") >= 8
+            and median
+            and facts.period_ns
+            and (worst is None or (high - median) / median > worst[0])
+        ):
             worst = ((high - median) / median, row)
     if worst is None or worst[0] < 0.25:
         return None

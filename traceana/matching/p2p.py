@@ -63,8 +63,16 @@ def p2p_endpoints(rank: RankTables, visits: pl.DataFrame, calls: pl.DataFrame) -
             pl.col("dtype").cast(pl.String),
         )
         .with_columns(
-            pl.when(pl.col("side") == "send").then(pl.lit(me)).otherwise(pl.col("src_rank")).cast(pl.Int32).alias("src"),
-            pl.when(pl.col("side") == "recv").then(pl.lit(me)).otherwise(pl.col("dst_rank")).cast(pl.Int32).alias("dst"),
+            pl.when(pl.col("side") == "send")
+            .then(pl.lit(me))
+            .otherwise(pl.col("src_rank"))
+            .cast(pl.Int32)
+            .alias("src"),
+            pl.when(pl.col("side") == "recv")
+            .then(pl.lit(me))
+            .otherwise(pl.col("dst_rank"))
+            .cast(pl.Int32)
+            .alias("dst"),
             bytes_of(
                 pl.when(pl.col("side") == "send").then(pl.col("in_elements")).otherwise(pl.col("out_elements")),
                 pl.col("dtype"),
@@ -85,7 +93,11 @@ def p2p_endpoints(rank: RankTables, visits: pl.DataFrame, calls: pl.DataFrame) -
     else:
         held = {
             name: within(issued, span_set(rank.annotations, name)) >= 0
-            for name in ("send_proxy_dict_to_next_stage", "send_res_dict_to_next_stage", "recv_res_dict_from_prev_stage")
+            for name in (
+                "send_proxy_dict_to_next_stage",
+                "send_res_dict_to_next_stage",
+                "recv_res_dict_from_prev_stage",
+            )
         }
         output = held["send_res_dict_to_next_stage"] | held["recv_res_dict_from_prev_stage"]
         rows = rows.with_columns(
@@ -157,7 +169,7 @@ def _by_shift(sends: pl.DataFrame, receives: pl.DataFrame, slack_ns: int | None)
     if len(causal) > 1 and abs(causal[1][1] - causal[0][1]) < 2 * slack_ns:
         return None, "two shifts have minimum latencies closer than the clocks' uncertainty"
     if causal[0][1] < slack_ns and len(best) > len(causal):
-        refused = max(gap for s, gap in best if gap < -slack_ns)
+        refused = max(gap for _, gap in best if gap < -slack_ns)
         if causal[0][1] - refused < slack_ns:
             return None, "two shifts cannot be told apart within the clocks' uncertainty"
     return causal[0][0], ""
@@ -220,7 +232,9 @@ def pair_p2p(
     used_s = messages.select(pl.col("src").alias("rank"), pl.col("send_row").alias("row"))
     used_r = messages.select(pl.col("dst").alias("rank"), pl.col("recv_row").alias("row"))
     unmatched = every.join(pl.concat([used_s, used_r]), on=["rank", "row"], how="anti", maintain_order="left")
-    for (rank, src, dst, kind, side), group in unmatched.group_by("rank", "src", "dst", "kind", "side", maintain_order=True):
+    for (rank, src, dst, kind, side), group in unmatched.group_by(
+        "rank", "src", "dst", "kind", "side", maintain_order=True
+    ):
         peer = int(str(dst if side == "send" else src))
         if peer not in captured:
             losses.append(_loss("p2p_peer_not_captured", "info", int(str(rank)), group.height, f"{kind} {src}->{dst}"))

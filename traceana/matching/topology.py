@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -33,7 +33,7 @@ class Topology:
         return sorted(r for r, s in self.stage.items() if s == self.stage[rank])
 
 
-def _ring(stage: dict[int, int], lane: dict[int, tuple[int, ...]], pp_size: int, source: str) -> Topology:
+def _ring(stage: dict[int, int], lane: Mapping[int, tuple[int, ...]], pp_size: int, source: str) -> Topology:
     at = {(lane[r], s): r for r, s in stage.items()}
     following: dict[int, int] = {}
     before: dict[int, int] = {}
@@ -55,14 +55,14 @@ def find_topology(infos: Sequence[RankInfo], edges: pl.DataFrame, *, pp_size: in
     known = [i for i in infos if i.pp_rank is not None]
     if len(known) == len(infos) and infos:
         stage = {i.rank: i.pp_rank for i in infos if i.pp_rank is not None}
-        lane = {i.rank: (i.tp_rank or 0, i.dp_rank or 0, i.ep_rank or 0) for i in infos}
+        known_lane = {i.rank: (i.tp_rank or 0, i.dp_rank or 0, i.ep_rank or 0) for i in infos}
         size = max(pp_size or 0, max(stage.values()) + 1)
-        return _ring(stage, lane, size, "the rank's own name or server facts")
+        return _ring(stage, known_lane, size, "the rank's own name or server facts")
     proxies = edges.filter(pl.col("kind") == "proxy") if edges.height else edges
     forward = {int(s): int(d) for s, d in proxies.select("src", "dst").unique().sort("src", "dst").iter_rows()}
     heads = [r for r in ranks if r in forward and r not in forward.values()]
     stage = {}
-    lane = {}
+    lane: dict[int, tuple[int]] = {}
     for lane_no, head in enumerate(sorted(heads)):
         at, s = head, 0
         while at in ranks and at not in stage:

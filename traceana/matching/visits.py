@@ -69,8 +69,7 @@ def find_visits(rank: RankTables, *, slots: int | None = None) -> pl.DataFrame:
     _, anchors = _first_set(own, _ANCHORS)
     if anchors.start.size == 0:
         return schema.VISITS.empty()
-    begin = int(own.get_column("ts_ns").min() or 0)  # type: ignore[call-overload,unused-ignore]
-    stop = int(own.get_column("end_ns").max() or 0)  # type: ignore[call-overload,unused-ignore]
+    begin, stop = int(own.get_column("ts_ns").to_numpy().min()), int(own.get_column("end_ns").to_numpy().max())
     start = np.concatenate(([min(begin, int(anchors.start[0]))], anchors.start))
     end = np.concatenate((anchors.start, [max(stop, int(anchors.end[-1]))]))
     ordinal = np.arange(start.size)
@@ -87,7 +86,9 @@ def find_visits(rank: RankTables, *, slots: int | None = None) -> pl.DataFrame:
         }
     ).unique("visit", keep="first", maintain_order=True)
     steps = own.select(
-        pl.col("ts_ns"), pl.col("name").cast(pl.String).alias("step"), pl.col("name").cast(pl.String).str.extract_groups(_STEP).alias("g")
+        pl.col("ts_ns"),
+        pl.col("name").cast(pl.String).alias("step"),
+        pl.col("name").cast(pl.String).str.extract_groups(_STEP).alias("g"),
     ).filter(pl.col("g").struct.field("mode").is_not_null())
     step_frame = (
         steps.with_columns(
@@ -116,7 +117,10 @@ def find_visits(rank: RankTables, *, slots: int | None = None) -> pl.DataFrame:
     if finished.height:  # a run_batch cut by the profiler's stop has no known end
         cut = finished.get_column("ts_ns")
         frame = frame.with_columns(
-            pl.when(pl.col("run_ts_ns").is_in(cut.implode())).then(None).otherwise(pl.col("run_end_ns")).alias("run_end_ns")
+            pl.when(pl.col("run_ts_ns").is_in(cut.implode()))
+            .then(None)
+            .otherwise(pl.col("run_end_ns"))
+            .alias("run_end_ns")
         )
     return schema.VISITS.frame(frame)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from traceana import schema
-from traceana.intervals import Intervals, IntArray, intersect_pairs, subtract, union
+from traceana.intervals import IntArray, Intervals, intersect_pairs, subtract, union
 from traceana.model.chain import CAUSES, CODE, FORWARD, REASONS, THREAD, Links, walk
 from traceana.model.gaps import Gaps, find_gaps
 from traceana.model.graph import Graph, build_graph
@@ -54,29 +55,33 @@ class _Pieces:
 
     def take(self, rows: IntArray | np.ndarray, **changed: IntArray) -> _Pieces:
         """The given rows, with some columns changed."""
-        return _Pieces(**{f: changed.get(f, getattr(self, f)[rows]) for f in self.__slots__})
+        columns: dict[str, Any] = {f: changed.get(f, getattr(self, f)[rows]) for f in self.__slots__}
+        return _Pieces(**columns)
 
 
 class _Blamer:
     def __init__(self, trace: Trace, states: Mapping[int, DeviceStates]) -> None:
         self.trace = trace
         self.states = states
-        self.graph = build_graph(trace)
-        self.phases = [
-            host_phases(r, trace.visits.filter(pl.col("rank") == r.info.rank)) for r in trace.capture.ranks
-        ]
+        self.phases = [host_phases(r, trace.visits.filter(pl.col("rank") == r.info.rank)) for r in trace.capture.ranks]
+        self.graph = build_graph(trace, self.phases)
         codes = {**CODE}
-        self.phase_cause = [p.get_column("cause").replace_strict(codes, return_dtype=pl.Int64).to_numpy() for p in self.phases]
-        flags = [
-            r.device.get_column("name").cast(pl.String).unique().to_list() for r in trace.capture.ranks
+        self.phase_cause = [
+            p.get_column("cause").replace_strict(codes, return_dtype=pl.Int64).to_numpy() for p in self.phases
         ]
+        flags = [r.device.get_column("name").cast(pl.String).unique().to_list() for r in trace.capture.ranks]
         nccl = {n for names in flags for n in names if is_communication(n)}
-        communication = np.concatenate(
-            [r.device.get_column("name").cast(pl.String).is_in(list(nccl)).to_numpy() for r in trace.capture.ranks]
-        ) if trace.capture.ranks else np.zeros(0, dtype=np.bool_)
-        self.gaps: list[Gaps] = [
-            find_gaps(self.graph, i, states[r].bubbles, communication) for i, r in enumerate(trace.ranks)
-        ]
+        communication = (
+            np.concatenate(
+                [r.device.get_column("name").cast(pl.String).is_in(list(nccl)).to_numpy() for r in trace.capture.ranks]
+            )
+            if trace.capture.ranks
+            else np.zeros(0, dtype=np.bool_)
+        )
+        # A collective that waits for its last rank needs no chain, and what comes before it ends at its start.
+        self.labels = [_spans(states[r].labels) for r in trace.ranks]
+        self.idle = [subtract(states[r].bubbles, label) for r, label in zip(trace.ranks, self.labels, strict=True)]
+        self.gaps: list[Gaps] = [find_gaps(self.graph, i, idle, communication) for i, idle in enumerate(self.idle)]
         self.head = np.concatenate([g.head for g in self.gaps])
         self.begin = np.concatenate([g.begin for g in self.gaps])
         self.first = np.cumsum([0, *(g.head.size for g in self.gaps)])
@@ -100,17 +105,29 @@ class _Blamer:
             if rows.size == 0:
                 continue
             on_main = graph.main[i] == base.ref[rows]
-            spans = Intervals(phases.get_column("ts_ns").to_numpy() + shift[i], phases.get_column("end_ns").to_numpy() + shift[i])
+            spans = Intervals(
+                phases.get_column("ts_ns").to_numpy() + shift[i], phases.get_column("end_ns").to_numpy() + shift[i]
+            )
             known = rows[on_main]
             a, b, over = intersect_pairs(Intervals(base.lo[known], base.hi[known]), spans)
             parts.append(base.take(known[a], lo=over.start, hi=over.end, cause=self.phase_cause[i][b], phase=b))
             # What no phase covers, and what other threads do, the trace does not tell.
             rest, left = _uncovered(Intervals(base.lo[known], base.hi[known]), spans)
-            rest, left = np.concatenate([known[rest], rows[~on_main]]), Intervals(
-                np.concatenate([left.start, base.lo[rows[~on_main]]]), np.concatenate([left.end, base.hi[rows[~on_main]]])
+            rest, left = (
+                np.concatenate([known[rest], rows[~on_main]]),
+                Intervals(
+                    np.concatenate([left.start, base.lo[rows[~on_main]]]),
+                    np.concatenate([left.end, base.hi[rows[~on_main]]]),
+                ),
             )
             parts.append(
-                base.take(rest, lo=left.start, hi=left.end, cause=np.full(rest.size, CODE["unknown"]), root=np.full(rest.size, -1))
+                base.take(
+                    rest,
+                    lo=left.start,
+                    hi=left.end,
+                    cause=np.full(rest.size, CODE["unknown"]),
+                    root=np.full(rest.size, -1),
+                )
             )
         every = _Pieces(*(np.concatenate([getattr(p, f) for p in parts]) for f in _Pieces.__slots__))
         back = shift[every.rank]
@@ -122,26 +139,34 @@ class _Blamer:
         out: list[_Pieces] = []
         for i, r in enumerate(self.trace.ranks):
             state = self.states[r]
-            labels = state.labels
-            label = Intervals(labels.get_column("ts_ns").to_numpy(), labels.get_column("end_ns").to_numpy())
+            labels, label, idle = state.labels, self.labels[i], self.idle[i]
             idle_gap = np.where(self.gaps[i].of_idle >= 0, self.gaps[i].of_idle + self.first[i], -1)
             rows = np.flatnonzero(every.rank == i)
-            a, b, over = intersect_pairs(Intervals(every.lo[rows], every.hi[rows]), state.bubbles)
+            a, b, over = intersect_pairs(Intervals(every.lo[rows], every.hi[rows]), idle)
             same = every.gap[rows[a]] == idle_gap[b]
             cut = every.take(rows[a[same]], lo=over.start[same], hi=over.end[same])
-            if label.start.size:
-                keep, left = _uncovered(Intervals(cut.lo, cut.hi), label)
-                cut = cut.take(keep, lo=left.start, hi=left.end)
             out.append(cut)
             nothing = idle_gap < 0
-            lost = Intervals(state.bubbles.start[nothing], state.bubbles.end[nothing])
-            out.append(self._plain(i, subtract(lost, label) if label.start.size else lost, CODE["unknown"]))
+            out.append(self._plain(i, Intervals(idle.start[nothing], idle.end[nothing]), CODE["unknown"]))
             if label.start.size:
                 causes = labels.get_column("cause").replace_strict(CODE, return_dtype=pl.Int64).to_numpy()
                 at = {rank: k for k, rank in enumerate(self.trace.ranks)}
-                roots = labels.get_column("root_rank").cast(pl.Int64).replace_strict(at, default=-1, return_dtype=pl.Int64).fill_null(-1).to_numpy()
+                roots = (
+                    labels.get_column("root_rank")
+                    .cast(pl.Int64)
+                    .replace_strict(at, default=-1, return_dtype=pl.Int64)
+                    .fill_null(-1)
+                    .to_numpy()
+                )
                 plain = self._plain(i, label, causes)
-                out.append(plain.take(np.arange(label.start.size), root=roots, ref=np.arange(label.start.size), element=np.full(label.start.size, -2)))
+                out.append(
+                    plain.take(
+                        np.arange(label.start.size),
+                        root=roots,
+                        ref=np.arange(label.start.size),
+                        element=np.full(label.start.size, -2),
+                    )
+                )
         done = _Pieces(*(np.concatenate([getattr(p, f) for p in out]) for f in _Pieces.__slots__))
         return done.take(np.lexsort((done.lo, done.rank)))
 
@@ -153,6 +178,10 @@ class _Blamer:
             rank=np.full(n, rank), lo=spans.start, hi=spans.end, cause=code, root=minus, crossed=np.zeros(n, dtype=np.bool_),
             gap=minus, link=np.zeros(n, dtype=np.int64), element=minus, ref=minus, reason=np.zeros(n, dtype=np.int64), phase=minus,
         )  # fmt: skip
+
+
+def _spans(frame: pl.DataFrame) -> Intervals:
+    return Intervals(frame.get_column("ts_ns").to_numpy(), frame.get_column("end_ns").to_numpy())
 
 
 def _uncovered(a: Intervals, b: Intervals) -> tuple[IntArray, Intervals]:
@@ -200,7 +229,14 @@ def blame(trace: Trace, states: Mapping[int, DeviceStates]) -> Blame:
     if len(tallies) > 1:
         base = _mark_ambiguous(base, doubt)
     base = _split_forwards(base, trace, blamer.graph)
-    return Blame(_frame(blamer, base), links, blamer.graph, _bounds(tallies, trace), tuple(int(x) for x in blamer.first[:-1]), tuple(blamer.phases))
+    return Blame(
+        _frame(blamer, base),
+        links,
+        blamer.graph,
+        _bounds(tallies, trace),
+        tuple(int(x) for x in blamer.first[:-1]),
+        tuple(blamer.phases),
+    )
 
 
 def _tally(pieces: _Pieces, ranks: int) -> IntArray:
@@ -225,7 +261,11 @@ def _mark_ambiguous(base: _Pieces, doubt: list[list[Intervals]]) -> _Pieces:
     out: list[_Pieces] = []
     for i, spans in enumerate(doubt):
         rows = np.flatnonzero(base.rank == i)
-        marked = union(np.concatenate([s.start for s in spans]), np.concatenate([s.end for s in spans])) if spans else Intervals(rows[:0], rows[:0])
+        marked = (
+            union(np.concatenate([s.start for s in spans]), np.concatenate([s.end for s in spans]))
+            if spans
+            else Intervals(rows[:0], rows[:0])
+        )
         keep, left = _uncovered(Intervals(base.lo[rows], base.hi[rows]), marked)
         out.append(base.take(rows[keep], lo=left.start, hi=left.end))
         a, _, over = intersect_pairs(Intervals(base.lo[rows], base.hi[rows]), marked)

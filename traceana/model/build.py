@@ -30,7 +30,9 @@ def build_trace(
     `window` are start and end in nanoseconds from the start of the common window. Raises ModelError where the ranks
     have no common window.
     """
-    forwards = {r.info.rank: find_forwards(r, matched.visits[r.info.rank], matched.launches[r.info.rank]) for r in capture.ranks}
+    forwards = {
+        r.info.rank: find_forwards(r, matched.visits[r.info.rank], matched.launches[r.info.rank]) for r in capture.ranks
+    }
     common = common_window(capture.ranks, matched.visits, forwards)
     if window is not None:
         common = narrow(common, common.start_ns + window[0], common.start_ns + window[1])

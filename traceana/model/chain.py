@@ -70,7 +70,8 @@ def held_commits(graph: Graph, rows: IntArray) -> np.ndarray:
     late = posted > before
     arrived = (end >= done) & (end - done <= s.fastest[rows])
     in_flight = (done > before) & (arrived | ((end < done) & (end - before > s.usual[rows])))
-    return (before != NEVER) & (posted < end) & (late | in_flight)
+    held: np.ndarray = (before != NEVER) & (posted < end) & (late | in_flight)
+    return held
 
 
 class _Walker:
@@ -106,7 +107,14 @@ class _Walker:
         return (thread << 44) + np.clip(time - self.zero, 0, (1 << 44) - 1)
 
     def emit(
-        self, chains: IntArray, lo: IntArray, cause: int | IntArray, root: IntArray, element: int, ref: IntArray, reason: int = 0
+        self,
+        chains: IntArray,
+        lo: IntArray,
+        cause: int | IntArray,
+        root: IntArray,
+        element: int,
+        ref: IntArray,
+        reason: int = 0,
     ) -> None:
         """One link `[lo, time)` for each chain, cut at the gap's start; the chain's time moves to lo."""
         hi = self.time[chains]
@@ -176,7 +184,9 @@ class _Walker:
             self.give_up(c[bad], m[bad], _ACAUSAL)
             late = (begun > mine) & ~bad
             ok = ~bad
-            self.emit(c[ok], np.where(late, begun, mine)[ok], CODE["p2p_transfer_wait"], a.rank[peer[ok]], MESSAGE, m[ok])
+            self.emit(
+                c[ok], np.where(late, begun, mine)[ok], CODE["p2p_transfer_wait"], a.rank[peer[ok]], MESSAGE, m[ok]
+            )
             self.crossed[c[late]] |= g.message_token[m[late]]
             self.blocked[c[late]] = False
             self.go(c[late], _DEVICE, peer[late])
@@ -227,7 +237,14 @@ class _Walker:
             self.give_up(k[bad], m[bad], _ACAUSAL)
             late = (sent > posted) & ~bad
             ok = ~bad
-            self.emit(k[ok], np.maximum(sent, posted)[ok], CODE["control_message"], g.thread_rank[g.control_src[m[ok]]], CONTROL, m[ok])
+            self.emit(
+                k[ok],
+                np.maximum(sent, posted)[ok],
+                CODE["control_message"],
+                g.thread_rank[g.control_src[m[ok]]],
+                CONTROL,
+                m[ok],
+            )
             self.crossed[k[late]] |= g.control_token[m[late]]
             self.blocked[k[late]] = False
             self.go(k[late], _HOST, g.control_src[m[late]])

@@ -10,7 +10,7 @@ import polars as pl
 from traceana.model.chain import ACTIVITY, CAUSES, CONTROL, END, FORWARD, MESSAGE, REASONS, START, SYNC, THREAD
 from traceana.model.model import Model
 
-__all__ = ["describe_chain", "describe_links"]
+__all__ = ["describe_chain"]
 
 _WORDS = {
     "upstream_compute": "computes", "downstream_backpressure": "computes and takes nothing yet",
@@ -60,9 +60,11 @@ def _what(model: Model, element: int, ref: int) -> str:
 
 def describe_chain(model: Model, rank: int, gap: int) -> list[Mapping[str, object]]:
     """The attribution of one gap of a rank, last nanosecond first, each stretch with its event in words."""
-    rows = model.blame.attribution.filter((pl.col("rank") == rank) & (pl.col("gap") == gap)).sort("ts_ns", descending=True)
+    rows = model.blame.attribution.filter((pl.col("rank") == rank) & (pl.col("gap") == gap)).sort(
+        "ts_ns", descending=True
+    )
     links = _links_of(model, rank, gap)
-    return [
+    out: list[Mapping[str, object]] = [
         {
             "ts_ns": row["ts_ns"],
             "ns": row["end_ns"] - row["ts_ns"],
@@ -74,6 +76,7 @@ def describe_chain(model: Model, rank: int, gap: int) -> list[Mapping[str, objec
         }
         for row in rows.iter_rows(named=True)
     ]
+    return out
 
 
 def _links_of(model: Model, rank: int, gap: int) -> dict[int, str]:
@@ -91,17 +94,3 @@ def _links_of(model: Model, rank: int, gap: int) -> dict[int, str]:
         out[int(links.link[k])] = text
     return out
 
-
-def describe_links(model: Model) -> pl.DataFrame:
-    """`what` for every (rank, gap, chain) of the attribution whose gap is longer than a launch: rank, gap, chain, what.
-    Gaps inside CUDA graphs (one link, launch latency) are left out: there are tens of thousands, all alike."""
-    rows = (
-        model.blame.attribution.filter((pl.col("gap") >= 0) & (pl.col("cause") != "launch_latency"))
-        .select("rank", "gap")
-        .unique()
-        .sort("rank", "gap")
-    )
-    out: list[dict[str, object]] = []
-    for rank, gap in rows.iter_rows():
-        out += [{"rank": rank, "gap": gap, "chain": k, "what": v} for k, v in _links_of(model, rank, gap).items()]
-    return pl.DataFrame(out, schema={"rank": pl.Int32, "gap": pl.Int64, "chain": pl.Int64, "what": pl.String})

@@ -17,7 +17,9 @@ __all__ = ["find_forwards", "forward_of_activities"]
 def forward_of_activities(rank: RankTables, visits: pl.DataFrame, launches: pl.DataFrame) -> np.ndarray:
     """For each row of `rank.device` the visit whose run_batch issued it, or -1. Pipeline sends and receives are no part
     of a forward, nor is what another thread launched."""
-    runs = visits.filter(pl.col("run_ts_ns").is_not_null()).with_columns(pl.coalesce("run_end_ns", "end_ns").alias("stop"))
+    runs = visits.filter(pl.col("run_ts_ns").is_not_null()).with_columns(
+        pl.coalesce("run_end_ns", "end_ns").alias("stop")
+    )
     if runs.height == 0:
         return np.full(rank.device.height, -1, dtype=np.int64)
     spans = Intervals(runs.get_column("run_ts_ns").to_numpy(), runs.get_column("stop").to_numpy())

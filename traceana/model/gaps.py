@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traceana.intervals import Intervals, IntArray
+from traceana.intervals import IntArray, Intervals
 from traceana.model.graph import Graph
 
 __all__ = ["Gaps", "find_gaps"]
@@ -92,7 +92,8 @@ def _running_end(end: IntArray, owner: IntArray) -> IntArray:
     step = int(end.max()) - low + 1
     run = np.cumsum(np.concatenate(([0], (owner[1:] != owner[:-1]).astype(np.int64))))
     if run[-1] * step < 1 << 62:
-        return np.maximum.accumulate(end - low + run * step) - run * step + low
+        above: IntArray = np.maximum.accumulate(end - low + run * step) - run * step + low
+        return above
     out = end.copy()
     for value in np.unique(run):
         pick = run == value

@@ -8,12 +8,13 @@ where a stream-wait call lies between its launch and the previous launch on its 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
-from traceana.intervals import IntArray
+from traceana.intervals import IntArray, Intervals, within
 from traceana.matching.visits import main_thread, visit_of
 from traceana.model.forwards import forward_of_activities
 from traceana.model.trace import Trace
@@ -53,13 +54,13 @@ class Activities:
 @dataclass(frozen=True, slots=True)
 class _Waits:
     """Per activity: the last stream-wait call ahead of its launch (NEVER: none), when it could have started otherwise,
-    its site, the visit if it is a send (-1: it is not), and its visit."""
+    its site, and from when on streams can wait for it: a send is waited for when it is committed, which is just before
+    the next visit's run_batch; all else at once (NEVER)."""
 
     waited: IntArray
     released: IntArray
     site: IntArray
-    sent_in: IntArray
-    visit: IntArray
+    settled: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ def _other_stream(start: IntArray, end: IntArray, lane: IntArray, issued: IntArr
     """For each activity of one rank the activity of another lane that it waited for, or -1.
 
     A stream-wait call names no streams. Evidence stands in for the name: a lane is waited for at a site (a kernel on
-    a lane) only if at every instance of the site its last activity issued before the wait had ended when the kernel
+    a lane, issued in a span of the scheduler) only if at every instance of the site its last activity issued before the wait had ended when the kernel
     started; one that was still running once is not waited for. Lanes are streams, with sends apart from the rest.
     """
     n = start.size
@@ -150,9 +151,7 @@ def _other_stream(start: IntArray, end: IntArray, lane: IntArray, issued: IntArr
         at = np.searchsorted(issued[members], waits.waited[rows], side="left") - 1
         candidate = np.where(at >= 0, members[np.maximum(at, 0)], -1)
         known = (candidate >= 0) & (lane[rows] != other)
-        later = waits.sent_in[candidate] >= 0
-        # Streams wait for a send when it is committed, in a later visit.
-        known &= ~later | (waits.visit[rows] < 0) | (waits.visit[rows] > waits.sent_in[candidate])
+        known &= issued[rows] >= waits.settled[candidate]
         running = known & (end[candidate] > start[rows])
         refuted = np.isin(site, np.unique(site[running]))
         take = known & ~refuted & (end[candidate] > best[rows])
@@ -181,7 +180,19 @@ def _follows(start: IntArray, end: IntArray, lane: IntArray, released: IntArray)
     return found
 
 
-def _rank_activities(trace: Trace, index: int, first: int, threads: dict[tuple[int, int], int]) -> tuple[Activities, np.ndarray]:
+def _next_run(visits: pl.DataFrame, issued: IntArray) -> IntArray:
+    """Start of the first run_batch of a later visit for each time; NEVER where nothing is known of visits."""
+    runs = visits.filter(pl.col("run_ts_ns").is_not_null())
+    if runs.height == 0:
+        return np.full(issued.size, NEVER)
+    visit = visit_of(visits, issued)
+    at = np.searchsorted(runs.get_column("visit").to_numpy(), visit, side="right")
+    return np.append(runs.get_column("run_ts_ns").to_numpy(), np.iinfo(np.int64).max)[at]
+
+
+def _rank_activities(
+    trace: Trace, phases: pl.DataFrame, index: int, first: int, threads: dict[tuple[int, int], int]
+) -> tuple[Activities, np.ndarray]:
     rank = trace.capture.ranks[index]
     me = rank.info.rank
     launch = trace.launches[me]
@@ -213,25 +224,30 @@ def _rank_activities(trace: Trace, index: int, first: int, threads: dict[tuple[i
     sends = (rank.device.get_column("collective").cast(pl.String) == "send").fill_null(False).to_numpy()
     lane = 2 * np.unique(stream, return_inverse=True)[1] + sends
     if waits.size:
-        visit = visit_of(visits, issued) if visits.height else np.full(n, -1, dtype=np.int64)
+        settled = np.where(sends, _next_run(visits, issued), NEVER)
         name = rank.device.get_column("name").to_physical().to_numpy().astype(np.int64)
-        facts = _Waits(waited, released, (lane << 32) + name, np.where(sends, visit, -1), visit)
+        span = within(issued, Intervals(phases.get_column("ts_ns").to_numpy(), phases.get_column("end_ns").to_numpy()))
+        kinds = np.append(np.unique(phases.get_column("detail").to_numpy(), return_inverse=True)[1], -1)
+        site = np.unique(np.stack([lane, name, kinds[span]]), axis=1, return_inverse=True)[1]
+        facts = _Waits(waited, released, site, settled)
         other = _other_stream(start, end, lane, issued, facts)
     else:
         other = _follows(start, end, lane, released)
-    shift = lambda x: np.where(x >= 0, x + first, -1)  # noqa: E731
     none = np.full(n, -1, dtype=np.int64)
     return (
         Activities(
             rank=np.full(n, index, dtype=np.int64), row=np.arange(n), start=start, end=end, stream=stream,
             call_start=call_start, call_end=call_end, thread=thread, forward=none.copy(), send_of=none.copy(),
-            recv_of=none.copy(), waits=np.zeros(n, dtype=np.int64), previous=shift(previous), other=shift(other),
+            recv_of=none.copy(), waits=np.zeros(n, dtype=np.int64), previous=np.where(previous >= 0, previous + first, -1),
+            other=np.where(other >= 0, other + first, -1),
         ),
         member,
     )  # fmt: skip
 
 
-def _sync_stops(trace: Trace, index: int, base: int, act: Activities, threads: dict[tuple[int, int], int]) -> list[IntArray]:
+def _sync_stops(
+    trace: Trace, index: int, base: int, act: Activities, threads: dict[tuple[int, int], int]
+) -> list[IntArray]:
     """thread, start, end, activity of every blocking sync that some activity issued before it ended within."""
     rank = trace.capture.ranks[index]
     calls = rank.calls.filter(pl.col("name").cast(pl.String).str.contains(_SYNCS))
@@ -259,7 +275,11 @@ def _sync_stops(trace: Trace, index: int, base: int, act: Activities, threads: d
         within = act.end[candidate] > start[active]
         active, candidate = active[within], candidate[within]
         issued = act.call_start[candidate]
-        fits = (issued != NEVER) & (issued < start[active]) & ((only[active] < 0) | (act.stream[candidate] == only[active]))
+        fits = (
+            (issued != NEVER)
+            & (issued < start[active])
+            & ((only[active] < 0) | (act.stream[candidate] == only[active]))
+        )
         found[active[fits]] = candidate[fits]
         active = active[~fits]
         position[active] -= 1
@@ -280,8 +300,8 @@ def _boundaries(trace: Trace, index: int, tid: int) -> IntArray:
     return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
 
 
-def build_graph(trace: Trace) -> Graph:
-    """The graph of `trace`."""
+def build_graph(trace: Trace, phases: Sequence[pl.DataFrame]) -> Graph:
+    """The graph of `trace`; `phases` are the `host_phases` of each rank, by position."""
     ranks = trace.ranks
     at = {r: i for i, r in enumerate(ranks)}
     threads: dict[tuple[int, int], int] = {}
@@ -294,7 +314,7 @@ def build_graph(trace: Trace) -> Graph:
     firsts: list[int] = []
     total = 0
     for i in range(len(ranks)):
-        part, member = _rank_activities(trace, i, total, threads)
+        part, member = _rank_activities(trace, phases[i], i, total, threads)
         firsts.append(total)
         total += part.start.size
         parts.append(part)
@@ -329,7 +349,9 @@ def build_graph(trace: Trace) -> Graph:
     act.recv_of[recv] = np.arange(recv.size)
     split = message_parts(m, trace.uncertainty_ns)
     waiting = split.filter(pl.col("transfer_ns") < pl.col("end_ns") - pl.col("ts_ns"))
-    for rank_no, row, start_ns, end_ns, moved in waiting.select("rank", "row", "ts_ns", "end_ns", "transfer_ns").iter_rows():
+    for rank_no, row, start_ns, end_ns, moved in waiting.select(
+        "rank", "row", "ts_ns", "end_ns", "transfer_ns"
+    ).iter_rows():
         act.waits[firsts[at[rank_no]] + row] = end_ns - start_ns - moved
     # Control messages.
     c = trace.controls

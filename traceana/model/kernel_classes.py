@@ -29,7 +29,10 @@ RULES: tuple[tuple[str, str], ...] = (
     # Attention, its cache and its metadata.
     ("attention", r"flash_?(attn|fwd|bwd|mla|infer.*(Decode|Prefill))|FlashAttn|flash::|fmha|Fmha|FMHA"),
     ("attention", r"paged_?attention|PagedKV|Batch(Decode|Prefill)With|MergeStates|unified_attention|attention_kernel"),
-    ("attention", r"^_fwd_kernel(_stage[12]|_unified)?$|_fwd_grouped_kernel_stage1|reduce_segments|[mM]la_?(metadata|combine)"),
+    (
+        "attention",
+        r"^_fwd_kernel(_stage[12]|_unified)?$|_fwd_grouped_kernel_stage1|reduce_segments|[mM]la_?(metadata|combine)",
+    ),
     ("attention", r"gated_delta|\bgdn|causal_conv1d|chunk_(fwd|scan|state)|selective_scan|mamba|\bssd"),
     ("attention", r"rope|rotary|store_kv|store_kvcache|set_mla_kv|reshape_and_cache|kv_indices|num_kv_splits"),
     ("attention", r"prepare_varlen_num_blocks|concat_mla|kv_?cache"),
@@ -39,7 +42,10 @@ RULES: tuple[tuple[str, str], ...] = (
     ("gemm", r"nvjet|gemm|Gemm|GEMM|gemv|xmma|cutlass|cublas|Cijk_|splitK|wgmma|Marlin|marlin|matmul|deep_gemm"),
     ("gemm", r"per_(token|tensor).*quant|cvt_fp|quantize|conv2d|implicit_convolve"),
     # Sampling of the next token.
-    ("sampling", r"[sS]ampl|SoftMax|softmax|ArgMax|argmax|multinomial|top_?[kp]|TopK|TopP|distribution_(elementwise|nullary)"),
+    (
+        "sampling",
+        r"[sS]ampl|SoftMax|softmax|ArgMax|argmax|multinomial|top_?[kp]|TopK|TopP|distribution_(elementwise|nullary)",
+    ),
     ("sampling", r"apply_(token|penalt)|MinP|min_p|Philox|exponential_kernel|logits"),
     # Copies and fills, whether kernels or engine activities.
     ("memory", r"^Mem(cpy|set)|memcpy|memset|direct_copy|copy_kernel|CatArray|FillFunctor|fill_|index_put|indexSelect"),

@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 
 from traceana.matching.visits import main_thread
-from traceana.model.forwards import forward_of_activities
 from traceana.model.chain import held_commits
+from traceana.model.forwards import forward_of_activities
 from traceana.model.graph import STOP_COMMIT, STOP_RECEIVE, STOP_SYNC
 from traceana.model.model import Model
 
@@ -28,7 +28,9 @@ def forward_gpu_ns(model: Model, rank: int) -> pl.DataFrame:
     )
     graph = pl.col("call_name").cast(pl.String).str.contains("GraphLaunch")
     whole = frame.filter(graph).group_by("visit", "correlation").agg(pl.col("ts_ns").min(), pl.col("end_ns").max())
-    spans = pl.concat([whole.select("visit", "ts_ns", "end_ns"), frame.filter(~graph).select("visit", "ts_ns", "end_ns")])
+    spans = pl.concat(
+        [whole.select("visit", "ts_ns", "end_ns"), frame.filter(~graph).select("visit", "ts_ns", "end_ns")]
+    )
     spans = spans.sort("visit", "ts_ns", "end_ns").with_columns(
         pl.col("end_ns").cum_max().shift(1).over("visit").fill_null(0).alias("reach")
     )
@@ -82,7 +84,9 @@ def hop_costs(model: Model, gpu: dict[int, pl.DataFrame], slots: int) -> pl.Data
             .sort("ts_ns")
             .with_columns(pl.col("end_ns").shift(1).alias("previous_ns"))
             .join(gpu[following], on="visit", how="inner")
-            .select((pl.col("visit") - shift).alias("visit"), pl.col("end_ns").alias("next_ns"), "previous_ns", "gpu_ns")
+            .select(
+                (pl.col("visit") - shift).alias("visit"), pl.col("end_ns").alias("next_ns"), "previous_ns", "gpu_ns"
+            )
         )
         joined = mine.join(theirs, on="visit", how="inner").drop_nulls()
         queue = (pl.col("previous_ns") - pl.col("done_ns")).clip(lower_bound=0)
@@ -94,4 +98,8 @@ def hop_costs(model: Model, gpu: dict[int, pl.DataFrame], slots: int) -> pl.Data
                 queue.alias("queue_ns"),
             )
         )
-    return pl.concat(frames) if frames else pl.DataFrame(schema={"stage": pl.Int32, "visit": pl.Int64, "hop_ns": pl.Int64, "queue_ns": pl.Int64})
+    return (
+        pl.concat(frames)
+        if frames
+        else pl.DataFrame(schema={"stage": pl.Int32, "visit": pl.Int64, "hop_ns": pl.Int64, "queue_ns": pl.Int64})
+    )

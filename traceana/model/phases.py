@@ -11,7 +11,13 @@ from traceana.tables import RankTables
 
 __all__ = ["HOST_LAUNCH", "HOST_SCHEDULE", "NO_WORK", "PROFILER", "UNKNOWN", "host_phases"]
 
-HOST_SCHEDULE, HOST_LAUNCH, NO_WORK, PROFILER, UNKNOWN = "host_schedule", "host_launch", "no_work", "profiler", "unknown"
+HOST_SCHEDULE, HOST_LAUNCH, NO_WORK, PROFILER, UNKNOWN = (
+    "host_schedule",
+    "host_launch",
+    "no_work",
+    "profiler",
+    "unknown",
+)
 
 # Spans that say how, not what for: they do not name a phase. gloo sends also outlive their call, so they do not nest.
 _NOT_PHASES = r"^(gloo:|nccl:|step\[|##|ProfilerStep|PyTorch Profiler|cuda|autograd::|Optimizer\.)"
@@ -68,7 +74,9 @@ def host_phases(rank: RankTables, visits: pl.DataFrame) -> pl.DataFrame:
     names = spans.get_column("name").cast(pl.String).str.strip_prefix("scheduler.").to_list()
     table = np.array([*names, GLUE], dtype=object)
     detail = table[inner]
-    runs = visits.filter(pl.col("run_ts_ns").is_not_null()).with_columns(pl.coalesce("run_end_ns", "end_ns").alias("stop"))
+    runs = visits.filter(pl.col("run_ts_ns").is_not_null()).with_columns(
+        pl.coalesce("run_end_ns", "end_ns").alias("stop")
+    )
     run_start, run_end = runs.get_column("run_ts_ns").to_numpy(), runs.get_column("stop").to_numpy()
     run = np.searchsorted(run_start, at, side="right") - 1
     launching = (run >= 0) & (at < np.append(run_end, 0)[run])

@@ -53,7 +53,9 @@ def _owned(frame: pl.DataFrame) -> pl.DataFrame:
     """The part of each activity in which no earlier-started one still runs: `[max(start, furthest end so far), end)`."""
     ordered = frame.sort("ts_ns", "end_ns", "stream", descending=[False, True, False], maintain_order=True)
     reach = pl.col("end_ns").cum_max().shift(1).fill_null(0)
-    return ordered.with_columns(pl.max_horizontal("ts_ns", reach).alias("ts_ns")).filter(pl.col("end_ns") > pl.col("ts_ns"))
+    return ordered.with_columns(pl.max_horizontal("ts_ns", reach).alias("ts_ns")).filter(
+        pl.col("end_ns") > pl.col("ts_ns")
+    )
 
 
 def device_states(rank: RankTables, trace: Trace) -> DeviceStates:
@@ -82,10 +84,15 @@ def device_states(rank: RankTables, trace: Trace) -> DeviceStates:
         silent = text.str.contains("SendRecv") & pl.col("collective").is_null()
         mute, other = other.filter(silent), other.filter(~silent)
     matched = other.join(gathered.select("row", "transfer_ns"), on="row", how="inner")
-    alone = other.join(gathered.select("row"), on="row", how="anti").with_columns((pl.col("end_ns") - pl.col("ts_ns")).alias("transfer_ns"))
+    alone = other.join(gathered.select("row"), on="row", how="anti").with_columns(
+        (pl.col("end_ns") - pl.col("ts_ns")).alias("transfer_ns")
+    )
     # An unmatched collective's wait cannot be told from its transfer: it counts as busy as a whole, and is said to.
     moving = pl.concat([matched, alone], how="diagonal").select(
-        (pl.col("end_ns") - pl.col("transfer_ns")).alias("ts_ns"), "end_ns", "stream", pl.lit("collective").alias("kernel_class")
+        (pl.col("end_ns") - pl.col("transfer_ns")).alias("ts_ns"),
+        "end_ns",
+        "stream",
+        pl.lit("collective").alias("kernel_class"),
     )
     busy = _owned(pl.concat([compute, moving]))
     busy_set = union(busy.get_column("ts_ns").to_numpy(), busy.get_column("end_ns").to_numpy())
@@ -123,7 +130,9 @@ def device_states(rank: RankTables, trace: Trace) -> DeviceStates:
             _owned(late_rows.with_columns(pl.lit(0).alias("stream"))).drop("stream"),
         ]
     ).sort("ts_ns")
-    clipped = busy.with_columns(pl.col("ts_ns").clip(lo, hi), pl.col("end_ns").clip(lo, hi)).filter(pl.col("end_ns") > pl.col("ts_ns"))
+    clipped = busy.with_columns(pl.col("ts_ns").clip(lo, hi), pl.col("end_ns").clip(lo, hi)).filter(
+        pl.col("end_ns") > pl.col("ts_ns")
+    )
     rows = pl.concat(
         [
             clipped.select("ts_ns", "end_ns", pl.lit("busy").alias("state"), "kernel_class"),

@@ -27,7 +27,9 @@ def _us(value: object) -> str:
 def render_check(document: Mapping[str, object], *, width: int = 80, color: bool = False) -> str:
     """The document of `traceana check --json` as text of at most `width` columns."""
     out = io.StringIO()
-    console = Console(file=out, width=width, force_terminal=color, no_color=not color, highlight=False, legacy_windows=False)
+    console = Console(
+        file=out, width=width, force_terminal=color, no_color=not color, highlight=False, legacy_windows=False
+    )
     verdict = document.get("usable")
     console.print(Text("Usable: yes" if verdict is True else f"Usable: no, {document.get('reason')}"))
     window = document.get("window")
@@ -35,7 +37,9 @@ def render_check(document: Mapping[str, object], *, width: int = 80, color: bool
         console.print(Text(f"Common window: {window['duration_ns']:,} ns ({window['basis']})"))
     ranks = Table(title="Ranks", title_justify="left", box=None, pad_edge=False)
     for name in ("rank", "stage", "kernels", "calls", "spans", "sends+recvs", "file"):
-        ranks.add_column(name, justify="left" if name == "file" else "right", overflow="fold" if name == "file" else "ellipsis")
+        ranks.add_column(
+            name, justify="left" if name == "file" else "right", overflow="fold" if name == "file" else "ellipsis"
+        )
     for row in _rows(document, "ranks"):
         stage = "-" if row["pp_rank"] is None else str(row["pp_rank"])
         cells = [f"{row[k]:,}" for k in ("kernels", "calls", "annotations", "messages")]

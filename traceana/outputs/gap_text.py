@@ -23,18 +23,26 @@ def render_gap(model: Model, document: Mapping[str, object], which: str) -> str:
         worst = document.get("worst_gaps")
         gaps = worst if isinstance(worst, list) else []
         if not 1 <= int(which) <= len(gaps):
-            raise OutputError("no such gap", where=f"--gap {which}", hint=f"give 1 to {len(gaps)}, or a time like 12.5ms")
+            raise OutputError(
+                "no such gap", where=f"--gap {which}", hint=f"give 1 to {len(gaps)}, or a time like 12.5ms"
+            )
         gap = gaps[int(which) - 1]
         return _text(model, int(gap["rank"]), int(gap["gap"]))
     found = re.match(r"^(\d+)(?:\.(\d+))?(ns|us|ms|s)$", which)
     if found is None:
-        raise OutputError("neither a number nor a time", where=f"--gap {which}", hint="give 1, 2, ... or a time like 12.5ms")
+        raise OutputError(
+            "neither a number nor a time", where=f"--gap {which}", hint="give 1, 2, ... or a time like 12.5ms"
+        )
     fraction = found[2] or ""
     at = int(found[1] + fraction) * _UNITS[found[3]] // 10 ** len(fraction) + model.trace.window.start_ns
     rows = model.blame.attribution.filter((pl.col("ts_ns") <= at) & (pl.col("end_ns") > at) & (pl.col("gap") >= 0))
     if rows.height == 0:
-        raise OutputError("no stage is idle then", where=f"--gap {which}", hint="times count from the start of the window")
-    return "\n".join(_text(model, int(r), int(g)) for r, g in rows.select("rank", "gap").unique().sort("rank").iter_rows())
+        raise OutputError(
+            "no stage is idle then", where=f"--gap {which}", hint="times count from the start of the window"
+        )
+    return "\n".join(
+        _text(model, int(r), int(g)) for r, g in rows.select("rank", "gap").unique().sort("rank").iter_rows()
+    )
 
 
 def _text(model: Model, rank: int, gap: int) -> str:
@@ -44,7 +52,9 @@ def _text(model: Model, rank: int, gap: int) -> str:
     total = sum(int(str(link["ns"])) for link in chain)
     visit = rows.get_column("visit")[0]
     origin = model.trace.window.start_ns
-    head = f"Gap {gap} of rank {rank}: {total:,} ns idle between {start - origin:,} and {end - origin:,} ns of the window"
+    head = (
+        f"Gap {gap} of rank {rank}: {total:,} ns idle between {start - origin:,} and {end - origin:,} ns of the window"
+    )
     lines = [head + (f", waiting for the micro-batch of visit {visit}" if visit is not None else "") + "; last first:"]
     for link in chain:
         root = "" if link["root_rank"] is None else f" (rank {link['root_rank']})"

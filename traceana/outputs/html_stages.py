@@ -135,7 +135,7 @@ def _table(found: list[Mapping[str, object]], names: Mapping[int, str]) -> Marku
     caption = "Nanoseconds of the window by stage: busy + transfer + bubble = window"
     return element(
         "div",
-        table(caption, columns, body, totals=totals, class_="sums"),
+        table(caption, columns, body, totals=totals, class_="sums" if len(found) <= 4 else "sums stacked"),
         element(
             "div",
             table("Idle gaps by stage", [Column("gaps", numeric=False), *columns[1:]], extra),

@@ -166,16 +166,7 @@ def _legend() -> Text:
 
 def _sums(found: Sequence[Mapping[str, object]], names: Mapping[int, str]) -> Table:
     """Classes, transfer and causes of some stages, in microseconds and tenths of a percent that add up."""
-    columns: list[dict[str, tuple[int, int]]] = []
-    for s in found:
-        classes, causes = mapping(s.get("busy_by_class_ns")), mapping(s.get("causes_ns"))
-        kinds = [k.name for k in (*CLASSES, TRANSFER, *CAUSES)]
-        ns = [integer(classes.get(k.name)) or 0 for k in CLASSES] + [integer(s.get("transfer_ns")) or 0]
-        ns += [integer(causes.get(k.name)) or 0 for k in CAUSES]
-        window = integer(s.get("window_ns")) or 0
-        micro = apportion(ns, window, (window + 500) // 1000)
-        tenths = apportion(ns, window, 1000)
-        columns.append({k: (a, b) for k, a, b in zip(kinds, micro, tenths, strict=True)})
+    columns = [_rounded(s) for s in found]
     lines: list[list[str]] = []
     totals: list[int] = []
 
@@ -199,6 +190,22 @@ def _sums(found: Sequence[Mapping[str, object]], names: Mapping[int, str]) -> Ta
     for s in found:
         heads += [(f"{rank_name(names, s.get('rank'))}, ms", True), ("%", True)]
     return plain_table(heads, lines, totals=totals)
+
+
+def _rounded(stage: Mapping[str, object]) -> dict[str, tuple[int, int]]:
+    """Class, transfer or cause -> (microseconds, tenths of a percent): busy, transfer and bubble are rounded to fit the
+    window, then the parts of each to fit it, so that totals are rounded as they are elsewhere."""
+    window = integer(stage.get("window_ns")) or 0
+    totals = [integer(stage.get(k)) or 0 for k in ("busy_ns", "transfer_ns", "bubble_ns")]
+    groups = ((CLASSES, mapping(stage.get("busy_by_class_ns"))), ((TRANSFER,), {TRANSFER.name: totals[1]}))
+    found = [*groups, (CAUSES, mapping(stage.get("causes_ns")))]
+    scaled = [apportion(totals, window, into) for into in ((window + 500) // 1000, 1000)]
+    out: dict[str, tuple[int, int]] = {}
+    for i, (kinds, facts) in enumerate(found):
+        parts = [integer(facts.get(k.name)) or 0 for k in kinds]
+        micro, tenths = (apportion(parts, totals[i], into[i]) for into in scaled)
+        out |= {k.name: (a, b) for k, a, b in zip(kinds, micro, tenths, strict=True)}
+    return out
 
 
 def _cells(values: Sequence[tuple[int, int]]) -> list[str]:

@@ -21,7 +21,15 @@ SETTINGS = (
     "disable_cuda_graph", "merge_waiting",
 )  # fmt: skip
 # Causes that have a cost of their own. The others say which stage was waited for: that stage is what can change.
-CAUSES = ("host_schedule", "host_launch", "host_sync", "control_message", "p2p_transfer_wait", "launch_latency", "profiler")
+CAUSES = (
+    "host_schedule",
+    "host_launch",
+    "host_sync",
+    "control_message",
+    "p2p_transfer_wait",
+    "launch_latency",
+    "profiler",
+)
 _UNITS = {"": 1_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _MOST_FACTOR = 1_000 * PPM
@@ -51,7 +59,9 @@ def parse_set(text: str) -> list[Change]:
         key, eq, value = (x.strip() for x in part.partition("="))
         key = key.removeprefix("--").replace("-", "_")
         if not eq or key not in SETTINGS:
-            raise _fail("unknown setting" if eq else "not KEY=VALUE", part.strip(), f"settings are {', '.join(SETTINGS)}")
+            raise _fail(
+                "unknown setting" if eq else "not KEY=VALUE", part.strip(), f"settings are {', '.join(SETTINGS)}"
+            )
         out.append(Change("set", key, _setting(key, value, part.strip()), part.strip()))
     return out
 
@@ -86,7 +96,9 @@ def _target(text: str, whole: str) -> str:
     if text.startswith("cause:"):
         if text[6:] not in CAUSES:
             hint = "a wait is not removed by itself: change what is waited for (kernels, --host, --link, --set)"
-            raise _fail("this cause cannot be removed", whole, f"{hint}; causes with a cost of their own: {', '.join(CAUSES)}")
+            raise _fail(
+                "this cause cannot be removed", whole, f"{hint}; causes with a cost of their own: {', '.join(CAUSES)}"
+            )
         return text
     if not text:
         raise _fail("nothing named", whole, "write a regular expression, class:NAME or cause:NAME")

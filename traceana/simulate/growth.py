@@ -18,7 +18,17 @@ import polars as pl
 from traceana.intervals import IntArray
 from traceana.simulate.kernels import Kernels
 
-__all__ = ["CONSTANT", "GROWING", "MIDDLE", "PPM", "Experts", "experts_of", "scaled_to_batch", "source_batch", "touched_ppm"]
+__all__ = [
+    "CONSTANT",
+    "GROWING",
+    "MIDDLE",
+    "PPM",
+    "Experts",
+    "experts_of",
+    "scaled_to_batch",
+    "source_batch",
+    "touched_ppm",
+]
 
 CONSTANT, GROWING, MIDDLE = "constant", "growing", "middle"
 PPM = 1_000_000
@@ -50,8 +60,8 @@ def experts_of(facts: Mapping[str, object]) -> Experts:
 
 def touched_ppm(experts: Experts, batch: int) -> int:
     """Share of the experts that `batch` tokens touch, in parts per million, rounded up; at least one token's."""
-    miss = (experts.count - experts.top_k) ** batch * PPM // experts.count**batch
-    return max(1, PPM - miss)
+    missed: int = (experts.count - experts.top_k) ** batch * PPM // experts.count**batch
+    return max(1, PPM - missed)
 
 
 def source_batch(measured: Mapping[int, object], batch: int) -> int:

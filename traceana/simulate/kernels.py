@@ -94,7 +94,9 @@ def measure_kernels(model: Model, rank: int, visits: IntArray) -> Kernels:
         .sort("row", "name")
     )
     graphs = frame.filter("graph").group_by("row", "correlation").agg(pl.col("ts_ns").min(), pl.col("end_ns").max())
-    spans = pl.concat([graphs.select("row", "ts_ns", "end_ns"), frame.filter(~pl.col("graph")).select("row", "ts_ns", "end_ns")])
+    spans = pl.concat(
+        [graphs.select("row", "ts_ns", "end_ns"), frame.filter(~pl.col("graph")).select("row", "ts_ns", "end_ns")]
+    )
     size = visits.size
     counts = frame.group_by("row").agg(pl.len().alias("count"), pl.col("graph").sum().alias("nodes"))
     nodes, count = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
@@ -116,7 +118,9 @@ def _covered(spans: pl.DataFrame, size: int) -> IntArray:
     return out
 
 
-def _around(frame: pl.DataFrame, by_name: pl.DataFrame, layers: int | None, count: IntArray) -> tuple[IntArray, IntArray]:
+def _around(
+    frame: pl.DataFrame, by_name: pl.DataFrame, layers: int | None, count: IntArray
+) -> tuple[IntArray, IntArray]:
     """Activities of each row ahead of the first and behind the last one whose kernel occurs in every layer."""
     before, after = np.zeros_like(count), np.zeros_like(count)
     if layers is None:

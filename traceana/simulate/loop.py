@@ -19,6 +19,7 @@ __all__ = ["Hops", "Loop", "Run", "Step", "simulate"]
 
 _Need: TypeAlias = "tuple[list[int], int]"
 _Program: TypeAlias = "Generator[_Need, None, None]"
+_COMMIT, _SEND, _RECEIVE, _FORWARD = range(4)
 
 
 class Step(NamedTuple):
@@ -76,13 +77,15 @@ class Hops:
 class Loop:
     """A server to simulate. `steps[stage]` repeats: visit v of a stage takes `steps[stage][v % len]`; `hops[stage]` leads
     to the next stage (the last one's to the first). `one_stream`: all NCCL messages of a rank share one stream. `lags[stage]`: what
-    a graph's forward takes beyond its GPU time where its launch came last, and where its stream's other work did."""
+    a graph's forward takes beyond its GPU time where its launch came last, and where its stream's other work did.
+    `receives_first[stage]`: results come in before they go out."""
 
     steps: Sequence[Sequence[Step]]
     hops: Sequence[Hops]
     depth: int = 0
     one_stream: bool = False
     lags: Sequence[tuple[int, int]] = ()
+    receives_first: Sequence[bool] = ()
 
     @property
     def slots(self) -> int:
@@ -153,7 +156,11 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
     nccl_next = nccl_previous = 0
     proxy_end = output_end = -1  # ends of the sends that are not committed yet
     proxies = outputs = taken = received = 0  # messages so far, of each kind and side
-    waiting_output = False  # what came in by the visit before has to be passed on
+    waiting_output = passing = False
+    exchange = (
+        (_COMMIT, _RECEIVE, _SEND) if loop.receives_first and loop.receives_first[s] else (_COMMIT, _SEND, _RECEIVE)
+    )
+    halves = (*exchange, _FORWARD) if depth else (_FORWARD, *exchange)
     for v in range(visits):
         p = steps[v % cycle]
         batch = filled[v]
@@ -168,12 +175,11 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
                 yield before.requests, v
             host = max(host, before.requests[v]) + into.requests + p.ingest
         if not last:
-            host += p.commit_requests
             if v:
                 if len(mine.requests_asked) < v:
                     yield mine.requests_asked, v - 1
                 host = max(host, mine.requests_asked[v - 1])
-            host += p.send_requests
+            host += p.commit_requests + p.send_requests
             mine.requests.append(host)
         host += p.schedule
         if batch and not first:
@@ -188,22 +194,13 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
             if one:
                 nccl_next = nccl_previous
             taken += 1
-        for half in (1, 2) if depth else (2, 1):
-            if half == 1:
-                # Results: send what is ready, receive the next slot's, copy it to the host.
-                host += p.commit_output
-                if output_end >= 0:
-                    if len(mine.output_asked) < outputs:
-                        yield mine.output_asked, outputs - 1
-                    host = max(host, mine.output_asked[outputs - 1])
-                    schedule = max(schedule, output_end)
-                    output_end = -1
+        for half in halves:
+            if half == _SEND:
                 source = v - depth
-                send = (source >= 0 and filled[source]) if last else waiting_output
-                if send:
+                if (source >= 0 and filled[source]) if last else passing:
                     if last:
-                        schedule = max(schedule, ends[-1] if depth == 0 else ends[launched[source]])
-                    host += p.send_output
+                        schedule = max(schedule, ends[launched[source]])
+                    host += p.commit_output + p.send_output
                     mine.output.append(host)
                     host += p.post_output
                     begin = max(schedule, nccl_next, host)
@@ -212,6 +209,15 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
                     if one:
                         nccl_previous = nccl_next
                     outputs += 1
+            elif half == _COMMIT:
+                if output_end >= 0:
+                    if len(mine.output_asked) < outputs:
+                        yield mine.output_asked, outputs - 1
+                    host = max(host, mine.output_asked[outputs - 1])
+                    schedule = max(schedule, output_end)
+                    output_end = -1
+                passing = waiting_output  # what came in by the visit before has to be passed on
+            elif half == _RECEIVE:
                 source = v + 1 - slots
                 waiting_output = source >= 0 and filled[source]
                 if waiting_output:
@@ -269,4 +275,3 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
                 nccl_previous = nccl_next
             proxies += 1
         host += p.finish
-

@@ -23,21 +23,26 @@ EXCHANGE = ("commit_output", "send_output", "post_output", "await_result", "rece
 _FORWARD = ("commit_proxy", "prepare", "launch", "tail", "after_launch")
 _AFTER = ("before_sync", "process", "send_proxy", "post_proxy", "finish")
 PIECES = (*_BEFORE, *EXCHANGE, *_FORWARD, *_AFTER)
-_WAITING = {"ingest": "requests", "receive_proxy": "proxy", "receive_result": "output"}  # pieces that begin with a receive
+_WAITING = {
+    "ingest": "requests",
+    "receive_proxy": "proxy",
+    "receive_result": "output",
+}  # pieces that begin with a receive
 _MODES = ("mode", "batch_size", "tokens")
 
 
-def program(depth: int) -> tuple[str, ...]:
+def program(depth: int, *, receives_first: bool = False) -> tuple[str, ...]:
     """The points of a visit in order. At async depth 0 results are exchanged after the forward is launched, else before."""
-    middle = (*_FORWARD, *EXCHANGE) if depth == 0 else (*EXCHANGE, *_FORWARD)
+    exchange = (*EXCHANGE[3:], *EXCHANGE[:3]) if receives_first else EXCHANGE
+    middle = (*_FORWARD, *exchange) if depth == 0 else (*exchange, *_FORWARD)
     return (*_BEFORE, *middle, *_AFTER)
 
 
 def host_pieces(model: Model, rank: int, depth: int, first: int, last: int) -> pl.DataFrame:
     """One row per whole visit of `rank` from `first` to `last`: visit, slot, mode, batch_size, tokens, ts_ns, end_ns, `graphed`, a
     column of nanoseconds per point of `program(depth)`, `wake` (from the end of the GPU work awaited to the sync's return) and
-    `wait_ns` (everything the host waited for). Work, wake and waits of a row sum to its length. `launched` is when the
-    launch of the forward returned, `paired` false where the
+    `wait_ns` (everything the host waited for). Work, wake and waits of a row sum to its length. `receives_first`: results
+    come in before they go out. `launched` is when the launch of the forward returned, `paired` false where the
     requests that came in were not matched: what the host waited for is then not known.
     """
     table = next(r for r in model.trace.capture.ranks if r.info.rank == rank)
@@ -48,7 +53,12 @@ def host_pieces(model: Model, rank: int, depth: int, first: int, last: int) -> p
     frame = visits.select("visit", "slot", *_MODES, "ts_ns", "end_ns")
     for part in (*points, waits):
         frame = frame.join(part, on="visit", how="left", maintain_order="left")
-    order = [name for name in program(depth) if name in frame.columns]
+    # Which of the two halves of the exchange comes first (docs/concepts/whatif.md); most visits have both.
+    ahead = frame.select((pl.col("await_result") < pl.col("commit_output")).mean()).item()
+    receives_first = ahead is not None and ahead > 0.5
+    if receives_first:  # the commit that waits stands at the start of the exchange, whatever comes next
+        frame = frame.rename({"held_commit_output": "held_await_result"})
+    order = [name for name in program(depth, receives_first=receives_first) if name in frame.columns]
     frame = frame.with_columns(pl.col("end_ns").alias("finish"), pl.lit(None, dtype=pl.Int64).alias("none"))
     # Column by column: as one expression, each point would hold those of all points before it twice.
     # A point out of its order (a version that places a span elsewhere) adds nothing rather than negative work.
@@ -58,7 +68,9 @@ def host_pieces(model: Model, rank: int, depth: int, first: int, last: int) -> p
         since = {"process": "synced", **{n: f"received_{k}" for n, k in _WAITING.items()}}.get(name)
         held = f"held_{name}" if f"held_{name}" in frame.columns else None
         step = frame.select(
-            pl.max_horizontal(reach, *([since] if since else [])).alias("since"), name, pl.col(held or "none").fill_null(0).alias("held")
+            pl.max_horizontal(reach, *([since] if since else [])).alias("since"),
+            name,
+            pl.col(held or "none").fill_null(0).alias("held"),
         ).with_columns((pl.col(name) - pl.col("since") - pl.col("held")).clip(lower_bound=0).alias("work"))
         out = out.with_columns(step.get_column("work").alias(name))
         reach = step.select(pl.max_horizontal("since", name)).to_series()
@@ -67,6 +79,7 @@ def host_pieces(model: Model, rank: int, depth: int, first: int, last: int) -> p
     return out.select(
         "visit", "slot", *_MODES, "ts_ns", "end_ns", "graphed", *PIECES, "wake",
         (pl.col("end_ns") - pl.col("ts_ns") - worked).alias("wait_ns"),
+        pl.lit(receives_first).alias("receives_first"),
         frame.get_column("launch").alias("launched"),
         frame.get_column("receive").is_not_null().alias("paired") if model.trace.topology.stage.get(rank, 0) else pl.lit(True).alias("paired"),
     )  # fmt: skip
@@ -116,7 +129,9 @@ def _points(model: Model, table: RankTables, every: pl.DataFrame, visits: pl.Dat
         ("send", "output", "post_output"),
     ):
         mine = messages.filter((pl.col("dst" if side == "recv" else "src") == rank) & (pl.col("kind") == kind))
-        mine = mine.select(pl.col(f"{side}_row").alias("row")).join(calls, on="row", how="inner").drop_nulls("call_end_ns")
+        mine = (
+            mine.select(pl.col(f"{side}_row").alias("row")).join(calls, on="row", how="inner").drop_nulls("call_end_ns")
+        )
         mine = mine.with_columns(_of_visits(every, mine.get_column("call_ts_ns")))
         out.append(mine.group_by("visit").agg(pl.col("call_end_ns").max().alias(point)))
     out += [_launches(table, every, model.trace.launches[rank]), _sync(model, table, every, spans)]
@@ -150,7 +165,9 @@ def _sync(model: Model, table: RankTables, every: pl.DataFrame, spans: pl.DataFr
         (pl.col("tid") == main_thread(table)) & pl.col("name").cast(pl.String).str.contains("EventSynchronize")
     )
     calls = calls.select("ts_ns", "end_ns").with_columns(_of_visits(every, calls.get_column("ts_ns")))
-    process = spans.filter(pl.col("name") == "process_batch_result").select("visit", pl.col("ts_ns").alias("process_ts"))
+    process = spans.filter(pl.col("name") == "process_batch_result").select(
+        "visit", pl.col("ts_ns").alias("process_ts")
+    )
     last = (
         calls.join(process, on="visit", how="inner")
         .filter(pl.col("end_ns") <= pl.col("process_ts"))
@@ -179,7 +196,11 @@ def _held(model: Model, rank: int, every: pl.DataFrame) -> pl.DataFrame:
     end, ref, before = stop.end[rows], stop.ref[rows], stop.before[rows]
     posted = graph.control_recv[ref]
     wait = np.where((posted > before) & (posted < end) & (before != NEVER), end - before, 0)
-    kinds = model.trace.controls.get_column("kind").cast(pl.String).to_numpy()[ref] if ref.size else np.zeros(0, dtype=object)
+    kinds = (
+        model.trace.controls.get_column("kind").cast(pl.String).to_numpy()[ref]
+        if ref.size
+        else np.zeros(0, dtype=object)
+    )
     frame = pl.DataFrame(
         {"visit": visit_of(every, end - 1), "kind": kinds.tolist(), "wait": wait},
         schema={"visit": pl.Int64, "kind": pl.String, "wait": pl.Int64},

@@ -41,7 +41,12 @@ def merged_ratio(
 
 
 def ring_ns_per_token_round(
-    groups: Sequence[int], service: Sequence[Callable[[int], int]], more: Sequence[int], after: Sequence[int], *, merge: bool
+    groups: Sequence[int],
+    service: Sequence[Callable[[int], int]],
+    more: Sequence[int],
+    after: Sequence[int],
+    *,
+    merge: bool,
 ) -> int:
     """Mean ns in which every request gets a token, of a ring of queues. `more` is added to a stage's service, `after` is
     the way to the next stage."""

@@ -19,7 +19,7 @@ from traceana.simulate.kernels import Kernels, measure_kernels
 from traceana.simulate.loop import Hops
 from traceana.simulate.marks import PIECES, host_pieces
 
-__all__ = ["COLUMNS", "Parts", "StageParts", "measure", "medians"]
+__all__ = ["COLUMNS", "Parts", "StageParts", "measure"]
 
 COLUMNS = (*PIECES, "wake")
 # A visit whose host took half as long again as its kind usually does was held by something else: the profiler's own
@@ -33,20 +33,23 @@ _FLOOR = 0.2
 class StageParts:
     """One stage. `host` has a row per visit and a column per name of COLUMNS, ns; `kernels` has the same rows; `graphed`
     says whether a graph launch issued the forward. `lag`: ns from the graph's launch, or from what its stream waited for, to
-    the forward's end, beyond its GPU time; negative where kernels ran ahead of the graph."""
+    the forward's end, beyond its GPU time; negative where kernels ran ahead of the graph. `receives_first`: results come
+    in before they go out (some versions, on odd stages)."""
 
     rank: int
     host: IntArray
     graphed: np.ndarray
     kernels: Kernels
     lag: tuple[int, int] = (0, 0)
+    receives_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A capture in pieces. Rows are visits common to all stages, in order: `visits`, `batch` (0: an empty slot), `mode`.
+    """A capture in pieces. Rows are visits common to all stages, in order: `visits`, `batch` (0: an empty slot),
+    `tokens`.
 
-    `slots` has the batch of every slot, `period_ns` the time of a visit of the first stage under the profiler, `stalled`
+    `slots` has the batch of every slot, `period_ns` the time of a visit under the profiler, `stalled`
     the visits of all stages that were not usual and stand with the median of their kind. `throughput` is the server's own, unprofiled, in 1/1000 tokens per second, for
     `tokens` per row; None where nothing tells.
     """
@@ -54,7 +57,6 @@ class Parts:
     stages: tuple[StageParts, ...]
     visits: IntArray
     batch: IntArray
-    mode: tuple[str | None, ...]
     tokens: IntArray
     hops: tuple[Hops, ...]
     depth: int
@@ -97,8 +99,8 @@ def measure(model: Model) -> Parts:
             where="async depth above 0",
             hint="put the server's server_info.json or server.log beside the traces",
         )
-    first, last = _range(model, heads, slots)
-    frames = [host_pieces(model, rank, slots - len(heads), first, last) for rank in heads]
+    span = _range(model, heads, slots)
+    frames = [host_pieces(model, rank, slots - len(heads), *span) for rank in heads]
     common = set(frames[0].get_column("visit")).intersection(*(f.get_column("visit") for f in frames[1:]))
     frames = [f.filter(pl.col("visit").is_in(list(common))) for f in frames]
     decode = bool(frames[0].get_column("mode").is_in(["decode"]).any())
@@ -121,33 +123,31 @@ def measure(model: Model) -> Parts:
         usual = _usual(frame, kernels, batch)
         stalled += int((~usual).sum())
         graphed = frame.get_column("graphed").fill_null(False).to_numpy()
-        lag = _lag(model, rank, frame.select("visit", "launched"), visits[graphed & usual], kernels.gpu[graphed & usual])
-        stages.append(StageParts(rank, _filled(frame, batch, usual), graphed, kernels.replaced(batch, usual), lag))
+        lag = _lag(
+            model, rank, frame.select("visit", "launched"), visits[graphed & usual], kernels.gpu[graphed & usual]
+        )
+        first = bool(frame.get_column("receives_first").any())
+        stages.append(
+            StageParts(rank, _filled(frame, batch, usual), graphed, kernels.replaced(batch, usual), lag, first)
+        )
     tokens = lead.get_column("tokens").fill_null(0).to_numpy().astype(np.int64)
     throughput, source = _own_throughput(model.facts, decode)
     return Parts(
         stages=tuple(stages),
         visits=visits,
         batch=batch,
-        mode=tuple(lead.get_column("mode").to_list()),
         tokens=tokens,
         hops=tuple(_hops(model, heads, s) for s in range(len(heads))),
         depth=slots - len(heads),
         one_stream=_one_stream(model, heads),
         slots=_pattern(model, heads[0], slots, decode),
-        period_ns=_period(model, heads[0], slots),
+        period_ns=_period(model, heads, slots),
         throughput=throughput,
         source=source,
         decode=decode,
         facts=model.facts,
         stalled=stalled,
     )
-
-
-def medians(stage: StageParts, rows: IntArray) -> dict[str, int]:
-    """The median of each host piece over `rows`."""
-    values = np.median(stage.host[rows], axis=0).astype(np.int64) if rows.size else np.zeros(len(COLUMNS), dtype=np.int64)
-    return dict(zip(COLUMNS, values.tolist(), strict=True))
 
 
 def _slots(model: Model) -> int | None:
@@ -213,21 +213,25 @@ def _pattern(model: Model, rank: int, slots: int, decode: bool) -> tuple[int, ..
     return tuple(int(usual.get(s, 0)) for s in range(slots))
 
 
-def _period(model: Model, rank: int, slots: int) -> int:
-    """Time of a visit under the profiler: whole rounds of the window, else the visits there are."""
-    own = model.window_visits().filter(pl.col("rank") == rank).sort("visit")
-    if own.height < slots:
-        own = model.trace.visits.filter((pl.col("rank") == rank) & pl.col("complete")).sort("visit")
-    starts = own.get_column("ts_ns").to_numpy()
-    if starts.size > slots:
-        return int(np.median(starts[slots:] - starts[:-slots])) // slots if starts.size < 3 * slots else _mean(own, slots)
-    return _mean(own, 1)
-
-
-def _mean(visits: pl.DataFrame, slots: int) -> int:
-    length = (visits.get_column("end_ns") - visits.get_column("ts_ns")).to_numpy()
-    whole = length[: max(1, length.size // slots) * slots] if length.size >= slots else length
-    return int(whole.sum()) // max(whole.size, 1)
+def _period(model: Model, heads: Sequence[int], slots: int) -> int:
+    """Time of a visit under the profiler: the mean of the rounds of all slots in the window, on all stages, without the
+    shortest and the longest tenth (a stage that catches up after the profiler's start, a visit that stalled)."""
+    rounds: list[IntArray] = []
+    whole = model.trace.visits.filter(pl.col("complete"))
+    for visits in (model.window_visits(), whole):
+        for rank in heads:
+            own = visits.filter(pl.col("rank") == rank).sort("visit")
+            starts = np.append(own.get_column("ts_ns").to_numpy(), own.get_column("end_ns").tail(1).to_numpy())
+            rounds.append(starts[slots:] - starts[:-slots])
+        if any(r.size for r in rounds):
+            break
+    every = np.sort(np.concatenate(rounds))
+    if every.size == 0:  # less than a round: the visits there are
+        lengths = whole.select((pl.col("end_ns") - pl.col("ts_ns")).median()).item()
+        return int(lengths or 0)
+    cut = max(every.size // 10, 1 if every.size > 4 else 0)
+    inner = every[cut : every.size - cut]
+    return int(inner.sum()) // inner.size // slots
 
 
 def _hops(model: Model, heads: Sequence[int], stage: int) -> Hops:
@@ -242,7 +246,9 @@ def _hops(model: Model, heads: Sequence[int], stage: int) -> Hops:
     cost = dict(gloo.group_by("kind").agg(pl.col("ns").quantile(0.5, "lower")).iter_rows())
     messages = trace.messages.filter(pair)
     send = (pl.col("send_end_ns") - pl.col("send_ts_ns")).quantile(_FLOOR, "lower").alias("send")
-    receive = (pl.col("recv_end_ns") - pl.max_horizontal("send_ts_ns", "recv_ts_ns")).quantile(0.5, "lower").alias("receive")
+    receive = (
+        (pl.col("recv_end_ns") - pl.max_horizontal("send_ts_ns", "recv_ts_ns")).quantile(0.5, "lower").alias("receive")
+    )
     # All tensors of a message go one after the other.
     tensors = (pl.len() / pl.col("visit").n_unique()).round().cast(pl.Int64).alias("tensors")
     floors = {
@@ -281,7 +287,10 @@ def _lag(model: Model, rank: int, launched: pl.DataFrame, visits: IntArray, gpu:
             (pl.col("launched") >= released.fill_null(0)).alias("by_launch"),
         )
     )  # fmt: skip
-    by = {side: frame.filter(pl.col("by_launch") == side).get_column("lag").quantile(0.5, "lower") for side in (True, False)}
+    by = {
+        side: frame.filter(pl.col("by_launch") == side).get_column("lag").quantile(0.5, "lower")
+        for side in (True, False)
+    }
     launch, stream = by[True], by[False]
     # Where the stream was never the last to be ready, the kernels ahead of the graph would have to wait too.
     first = 0 if launch is None else int(launch)
@@ -319,7 +328,9 @@ def _own_throughput(facts: Mapping[str, object], decode: bool) -> tuple[int | No
     if not isinstance(said, Mapping):
         return None, None
     told = cast("Mapping[str, object]", said)
-    rate, source = (told.get("decode"), told.get("source")) if decode else (told.get("prefill"), told.get("prefill_source"))
+    rate, source = (
+        (told.get("decode"), told.get("source")) if decode else (told.get("prefill"), told.get("prefill_source"))
+    )
     if not isinstance(rate, (int, float)) or isinstance(rate, bool) or rate <= 0:
         return None, None
     return round(rate * 1000), str(source) if source else None

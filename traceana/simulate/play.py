@@ -68,8 +68,11 @@ def play(
         steps = [[r[v % window] for v in range(warm + window + 1)] for r in rows]
         tokens, filled = int(parts.tokens.sum()), int((parts.batch > 0).sum())
     hops = [_slowed(h, speed.speed) for h in scenario.hops]
-    lags = [stage.lag for stage in parts.stages]
-    starts = simulate(Loop(steps, hops, scenario.depth, parts.one_stream, lags), len(steps[0])).starts[0]
+    loop = Loop(
+        steps, hops, scenario.depth, parts.one_stream,
+        lags=[stage.lag for stage in parts.stages], receives_first=[stage.receives_first for stage in parts.stages],
+    )  # fmt: skip
+    starts = simulate(loop, len(steps[0])).starts[0]
     last = len(starts) - 1
     span = starts[last] - starts[last - window]
     gpu = tuple(sum(s.gpu for s in of_stage[last - window : last]) * length // window for of_stage in steps)
@@ -141,7 +144,7 @@ class _Stage:
         rows_of = self.parts.rows_of
         if batch == 0:
             near = 0 if 0 in rows_of else max(rows_of)
-            return near, [Step(*row) for row in self.host[rows_of[near]].tolist()]
+            return near, [_step(row) for row in self.host[rows_of[near]].tolist()]
         gpu = self.scenario.gpu[self.s]
         near, gpu = scaled_to_batch(self.stage.kernels, gpu, rows_of, batch, ends.growth, experts)
         rows = rows_of[near]
@@ -171,7 +174,12 @@ class _Stage:
             graphed = np.zeros_like(graphed)
         host[:, _LAUNCH] = launch
         columns = zip(host.tolist(), batch.tolist(), gpu.tolist(), graphed.tolist(), strict=True)
-        return [Step(*row, b, g, _LAST_KERNEL_NS, together_) for row, b, g, together_ in columns]
+        return [_step(row, b, g, graph=together_) for row, b, g, together_ in columns]
+
+
+def _step(host: list[int], batch: int = 0, gpu: int = 0, *, graph: bool = True) -> Step:
+    """A step from a row of host pieces, whose columns are the step's first fields."""
+    return Step._make((*host, batch, gpu, _LAST_KERNEL_NS, graph))
 
 
 def _without(host: IntArray, known: IntArray, ns: int) -> IntArray:

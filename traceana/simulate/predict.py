@@ -71,7 +71,9 @@ class Prediction:
                 "period_ns": self.period_ns,
                 "token_ns": self.token_ns,
                 "slots": None if self.slots is None else list(self.slots),
-                "stages": [{"rank": s.rank, "utilisation": s.utilisation, "bubble_ns": s.bubble_ns} for s in self.stages],
+                "stages": [
+                    {"rank": s.rank, "utilisation": s.utilisation, "bubble_ns": s.bubble_ns} for s in self.stages
+                ],
             },
             "changes": list(self.changes),
             "method": self.method,
@@ -108,7 +110,9 @@ class Predictor:
             raise ModelError("no slot holds a request", hint="allow at least one request to run")
         if scenario.merge:
             if not parts.decode:
-                raise ModelError("the capture holds no decode step", where="merge_waiting", hint="profile while the server decodes")
+                raise ModelError(
+                    "the capture holds no decode step", where="merge_waiting", hint="profile while the server decodes"
+                )
             sizes |= {sum(pattern) for _, pattern in scenario.patterns}
         unseen = sorted(b for b in sizes if b not in parts.rows_of) if parts.decode else []
         beyond = [b for b in unseen if not _between(parts, b)]
@@ -184,13 +188,19 @@ class Predictor:
         ways = ", ".join(f"{c.dilation:.2f} with hosts {c.name}" for c in calibrations)
         if parts.throughput is None:
             return f"host dilation unknown, tried {ways}; {identity}{kept}"
-        missed = "" if all(c.matched for c in calibrations) else "; host time alone does not explain the server's own throughput"
+        missed = (
+            ""
+            if all(c.matched for c in calibrations)
+            else "; host time alone does not explain the server's own throughput"
+        )
         return f"host dilation by profiling {ways}, from the server's own throughput; {identity}{kept}{missed}"
 
     def _extrapolated(self, scenario: Scenario, unseen: Sequence[int], beyond: Sequence[int], eager: bool) -> list[str]:
         out: list[str] = []
         if scenario.merge:
-            out.append("SGLang has no merging of waiting micro-batches: stages are played as queues in a ring, not as slots")
+            out.append(
+                "SGLang has no merging of waiting micro-batches: stages are played as queues in a ring, not as slots"
+            )
         between = [b for b in unseen if b not in beyond]
         if between:
             out.append(f"batch {_listed(between)}: interpolated between measured batches")
@@ -203,7 +213,9 @@ class Predictor:
             )
         if eager:
             low, high = (ns // 1000 for ns in EAGER_NS)
-            out.append(f"kernels launched one by one cost the host {low} to {high} us each, unprofiled (defaults, not measured here)")
+            out.append(
+                f"kernels launched one by one cost the host {low} to {high} us each, unprofiled (defaults, not measured here)"
+            )
         if scenario.graph is True:
             out.append("kernels of a graph are taken as fast as launched one by one, with 0.5 us between them")
         return out

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -126,7 +127,9 @@ def _scale_cause(parts: Parts, scenario: Scenario, cause: str, factor: int) -> S
         gpu = tuple(np.maximum(g - gap * (PPM - factor) // PPM, 0) for g, gap in zip(scenario.gpu, gaps, strict=True))
         return replace(scenario, gpu=gpu)
     if cause == "profiler":
-        return replace(scenario, notes=(*scenario.notes, "predictions are for the unprofiled server: no profiler to remove"))
+        return replace(
+            scenario, notes=(*scenario.notes, "predictions are for the unprofiled server: no profiler to remove")
+        )
     names = ("requests", "proxy", "output") if cause == "control_message" else _TRANSFERS
     return replace(scenario, hops=tuple(_scaled_hop(h, names, factor) for h in scenario.hops))
 
@@ -135,7 +138,7 @@ _TRANSFERS = ("send_proxy", "recv_proxy", "send_output", "recv_output")
 
 
 def _scaled_hop(hop: Hops, names: Sequence[str], factor: int) -> Hops:
-    values: dict[str, int] = {n: getattr(hop, n) * factor // PPM for n in names}
+    values: dict[str, Any] = {n: getattr(hop, n) * factor // PPM for n in names}
     return replace(hop, **values)
 
 
@@ -173,7 +176,9 @@ def _partition(parts: Parts, scenario: Scenario, change: Change) -> Scenario:
     counted = [s.kernels.layers for s in parts.stages]
     layers = known or [x for x in counted if x is not None]
     if len(wanted) != len(parts.stages):
-        raise TraceanaError("one number of layers per stage", where=change.text, hint=f"there are {len(parts.stages)} stages")
+        raise TraceanaError(
+            "one number of layers per stage", where=change.text, hint=f"there are {len(parts.stages)} stages"
+        )
     if len(layers) != len(parts.stages):
         raise TraceanaError(
             "the layers of the stages are not known", where=change.text,
@@ -200,7 +205,9 @@ def _partition(parts: Parts, scenario: Scenario, change: Change) -> Scenario:
 def _graphs(parts: Parts, scenario: Scenario, *, off: bool) -> Scenario:
     used = any(s.graphed.any() for s in parts.stages)
     if used != off:
-        return replace(scenario, notes=(*scenario.notes, f"CUDA graphs are {'off' if off else 'on'} in the capture already"))
+        return replace(
+            scenario, notes=(*scenario.notes, f"CUDA graphs are {'off' if off else 'on'} in the capture already")
+        )
     gpu, nodes = list(scenario.gpu), list(scenario.nodes)
     for s, stage in enumerate(parts.stages):
         k = stage.kernels
@@ -244,13 +251,13 @@ def _admit(parts: Parts, scenario: Scenario, settings: dict[str, Change]) -> Sce
 def _new_rule(rule: Admission, asked: dict[str, int]) -> Admission:
     new = rule
     if "pp_async_batch_depth" in asked:
-        new = new.with_(depth=asked["pp_async_batch_depth"])
+        new = replace(new, depth=asked["pp_async_batch_depth"])
     if "max_running_requests" in asked:
-        new = new.with_(max_running=asked["max_running_requests"])
+        new = replace(new, max_running=asked["max_running_requests"])
     if "pp_max_micro_batch_size" in asked:
-        new = new.with_(cap=asked["pp_max_micro_batch_size"], auto=False)
+        new = replace(new, cap=asked["pp_max_micro_batch_size"], auto=False)
     if "concurrency" in asked:
-        new = new.with_(clients=asked["concurrency"])
+        new = replace(new, clients=asked["concurrency"])
     return new
 
 
@@ -258,10 +265,13 @@ def _capacity(parts: Parts, rule: Admission) -> str | None:
     """A note where the KV pool may not hold the requests."""
     kv = parts.facts.get("kv")
     running = sum(parts.slots)
-    if not isinstance(kv, dict) or not running:
+    if not isinstance(kv, Mapping) or not running:
         return None
-    tokens, capacity = kv.get("tokens"), kv.get("capacity")
+    pool = cast("Mapping[str, object]", kv)
+    tokens, capacity = pool.get("tokens"), pool.get("capacity")
     if not isinstance(tokens, int) or not isinstance(capacity, int) or not tokens:
         return None
     need = tokens * rule.running // running
-    return f"about {need} tokens for a KV pool of {capacity}: it will not hold all requests" if need > capacity else None
+    return (
+        f"about {need} tokens for a KV pool of {capacity}: it will not hold all requests" if need > capacity else None
+    )

@@ -7,7 +7,7 @@ its slot for life (docs/concepts/whatif.md). Nothing balances slots, so the orde
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 __all__ = ["ARRIVALS", "Admission", "admission", "arrivals_that_explain", "fill"]
@@ -52,10 +52,6 @@ class Admission:
         if self.slot_cap is not None:
             limits.append(self.slot_cap * self.slots)
         return max(0, min(limits))
-
-    def with_(self, **changes: object) -> Admission:
-        """The same with other values."""
-        return replace(self, **cast("dict[str, int]", changes))
 
 
 def admission(facts: Mapping[str, object], pp_size: int, depth: int, seen: Sequence[int]) -> Admission:

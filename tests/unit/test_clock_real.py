@@ -14,8 +14,9 @@ import polars as pl
 import pytest
 
 from traceana import schema
-from traceana.clock.align import ClockModel, solve_clock
+from traceana.clock.align import solve_clock
 from traceana.clock.bounds import gather
+from traceana.clock.model import ClockModel
 from traceana.clock.prior import Assume, Prior
 from traceana.matching.collectives import match_collectives
 from traceana.matching.match import match

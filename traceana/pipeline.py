@@ -17,13 +17,13 @@ from traceana.clock.model import ClockModel
 from traceana.clock.prior import Assume
 from traceana.errors import ModelError, TraceanaError
 from traceana.findings import answer, find
-from traceana.findings.find import Predict
 from traceana.matching.collectives import match_collectives
 from traceana.matching.launches import launches
 from traceana.matching.match import Matched, match
 from traceana.model.build import build_trace
 from traceana.model.model import Model, explain
 from traceana.result import Result
+from traceana.simulate.predict import pricer
 from traceana.sources.secret_scan import find_secrets
 from traceana.tables import CaptureTables
 from traceana.tables.read import read_capture
@@ -255,13 +255,8 @@ def _document(
         "skipped": {r.name: r.skipped for r in results.values() if r.skipped},
         "losses": losses.to_dicts(),
     }
-    found = find(document, predictor(model))
+    found = find(document, pricer(model))
     return document | {"findings": [f.as_json() for f in found], "answers": answer(document, found)}
-
-
-def predictor(model: Model) -> Predict | None:
-    """What prices findings; None where this capture holds too little to predict from."""
-    return None
 
 
 def _clock_json(clock: ClockModel) -> dict[str, object]:

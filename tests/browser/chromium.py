@@ -210,7 +210,7 @@ class Page:
         if selector is not None:
             box = self.run(
                 f"(() => {{ const b = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
-                "return {x: b.x + scrollX, y: b.y + scrollY, width: b.width, height: b.height, scale: 1}; })()"
+                "return {x: b.x + scrollX - 16, y: b.y + scrollY - 12, width: b.width + 32, height: b.height + 24, scale: 1}; })()"
             )
             clip = {"clip": box, "captureBeyondViewport": True}
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png", **clip)["data"]))

@@ -249,6 +249,16 @@ def test_links_explain_stretches_where_given() -> None:
     assert drawn.filter(pl.col("gap").is_not_null()).get_column("what").unique().to_list() == ["the chain's own words"]
 
 
+def test_worst_gaps_explain_their_stretches() -> None:
+    document, tables = sample()
+    worst = document["worst_gaps"]
+    assert isinstance(worst, list)
+    drawn = lanes(tables, START, worst).filter(pl.col("gap") == 0)
+    words = "void fused_moe_kernel<float>(int, float*)"
+    assert dict(drawn.filter(pl.col("rank") == 0).select("ts_ns", "what").iter_rows()) == {0: words, WAIT: words}
+    assert words not in drawn.filter(pl.col("rank") == 1).get_column("what")
+
+
 def test_many_ranks_stay_small(tmp_path: Path) -> None:
     """8 stages of 200 steps with 300 stretches each: half a million stretches."""
     document, tables = sample(ranks=8, steps=200, kernels=150)

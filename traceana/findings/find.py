@@ -43,7 +43,12 @@ def find(document: Mapping[str, object], predict: Predict | None = None) -> list
                 notes.append(f"predicted for {action}: {_words(answer)}")
             if best is None or _rate(answer) > _rate(best[1]):
                 best = (action, answer)
-        fraction = draft.ceiling
+        fraction, action = draft.ceiling, draft.action
+        if best is not None and base and _rate(best[1]) <= base:
+            if draft.fallback is None:
+                continue
+            notes.append(f"{best[0]} would not help: predicted {_words(best[1])} against {base:.0f} now")
+            best, fraction, action = None, 0.0, draft.fallback
         if best is not None and base:
             fraction = max(0.0, 1 - base / _rate(best[1])) if _rate(best[1]) else 0.0
         findings.append(
@@ -54,7 +59,7 @@ def find(document: Mapping[str, object], predict: Predict | None = None) -> list
                 draft.lost_ns,
                 fraction,
                 (*draft.evidence, *notes),
-                best[0] if best is not None else draft.action,
+                best[0] if best is not None else action,
                 best[1] if best is not None else None,
             )
         )

@@ -12,6 +12,7 @@ __all__ = ["RULES"]
 
 # Spans whose work differs by role: the first stage hears clients where others hear their neighbour, the last samples.
 _BY_ROLE = ("between spans", "recv_requests", "process_input_requests", "run_batch", "graph launch")
+_FASTER_HOST = "larger micro-batches, so that each host pass serves more tokens; faster host cores"
 # A finding below this share of the window is noise to the reader: identical runs differ by more.
 _FLOOR = 0.03
 
@@ -175,11 +176,10 @@ def host_bound(facts: Facts) -> Draft | None:
         changes: tuple[str, ...] = ("pp_async_batch_depth=1", f"pp_max_micro_batch_size={min(wanted, cap or wanted)}")
         action = f"--pp-async-batch-depth 1 --pp-max-micro-batch-size {min(wanted, cap or wanted)}"
     else:
-        changes = ()
-        action = "larger micro-batches, so that each host pass serves more tokens; faster host cores"
+        changes, action = (), _FASTER_HOST
     return Draft(
         "host_bound", "The hosts bound the period, not the GPUs", None, lost, evidence, action, changes,
-        ceiling=0.0 if not changes else extra / facts.period_ns,
+        ceiling=0.0 if not changes else extra / facts.period_ns, fallback=_FASTER_HOST,
     )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def blame(document: Document) -> Markup | None:
                 )
                 for r in roots
             ),
-            join(count(bubble.get(w)), element("small", "= bubble")),
+            _sum(sum(sum(c.values()) for (waiter, _), c in cells.items() if waiter == w), bubble.get(w)),
         ]
         for w in waiters
     ]
@@ -61,6 +61,11 @@ def blame(document: Document) -> Markup | None:
         ),
         fold(f"every row: cause, detail, token return ({len(found)})", _all(found, names)),
     )
+
+
+def _sum(total: int, bubble: int | None) -> Markup:
+    """A row's sum, and whether it is the bubble of its stage, which it has to be."""
+    return join(count(total), element("small", "= bubble" if total == bubble else f"but the bubble is {count(bubble)}"))
 
 
 def _cell(causes: Mapping[str, int], bubble: int, widest: int, waiter: str, root: str) -> Cell:

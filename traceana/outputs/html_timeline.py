@@ -7,13 +7,13 @@ gathered into one `mixed` stretch that keeps their nanoseconds by code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
 from traceana.errors import OutputError
 from traceana.outputs.html_pack import Pack
-from traceana.outputs.words import CAUSES, CLASSES, TRANSFER, integer, mapping, plain_text
+from traceana.outputs.words import CAUSES, CLASSES, TRANSFER, integer, mapping, plain_text, rows
 
 __all__ = ["CODES", "MIXED", "gather", "lanes", "pack_timeline"]
 
@@ -23,12 +23,19 @@ MIXED = 255
 _TRANSFER = len(CLASSES)
 _MAX_STRETCHES = 800_000
 _MAX_TEXT = 4_000_000
+_LINKS = {"rank": pl.Int32, "gap": pl.Int64, "chain": pl.Int64, "what": pl.String}
 _EVIDENCE = ("root_rank", "detail", "crossed_token_return", "what")
 
 
-def lanes(tables: Mapping[str, pl.DataFrame], start_ns: int) -> pl.DataFrame:
+def lanes(
+    tables: Mapping[str, pl.DataFrame], start_ns: int, worst_gaps: Sequence[Mapping[str, object]] = ()
+) -> pl.DataFrame:
     """All stretches in order of rank and time: rank, ts_ns and end_ns from the window's start, code, visit, gap,
-    chain, root_rank, detail, crossed_token_return, what. Raises OutputError where they do not tile."""
+    chain, root_rank, detail, crossed_token_return, what. Raises OutputError where they do not tile.
+
+    `what` is the event in words: from the table `links` (rank, gap, chain, what), else from the chains of the report's
+    `worst_gaps`, else from the attribution's own first and last event.
+    """
     code = {name: i for i, name in enumerate(CODES)}
     states = (
         tables["states"]
@@ -55,13 +62,12 @@ def lanes(tables: Mapping[str, pl.DataFrame], start_ns: int) -> pl.DataFrame:
         .replace_strict(code, default=code["unknown"], return_dtype=pl.Int32)
         .alias("code")
     )
-    idle = (
-        attribution.join(tables["links"], on=["rank", "gap", "chain"], how="left") if "links" in tables else attribution
-    )
-    if "what" not in idle.columns:
-        idle = idle.with_columns(pl.lit(None, dtype=pl.String).alias("what"))
+    links = tables.get("links", pl.DataFrame(schema=_LINKS)).select(*_LINKS)
     between = pl.concat_str(pl.lit("from "), "first_event", pl.lit(" to "), "last_event")
-    idle = idle.with_columns(pl.coalesce("what", between).alias("what")).select(
+    idle = attribution.join(links, on=["rank", "gap", "chain"], how="left").join(
+        _told(worst_gaps), on=["rank", "ts_ns"], how="left"
+    )
+    idle = idle.with_columns(pl.coalesce("what", "told", between).alias("what")).select(
         *states.columns, "gap", "chain", *_EVIDENCE
     )
     out = (
@@ -78,6 +84,18 @@ def lanes(tables: Mapping[str, pl.DataFrame], start_ns: int) -> pl.DataFrame:
             hint="report this with the capture",
         )
     return out
+
+
+def _told(worst_gaps: Sequence[Mapping[str, object]]) -> pl.DataFrame:
+    """rank, ts_ns, told: the words that the document has for the links of its worst gaps."""
+    found = {
+        (integer(gap.get("rank")), integer(link.get("ts_ns"))): str(link["what"])
+        for gap in worst_gaps
+        for link in rows(gap.get("chain"))
+        if link.get("what")
+    }
+    told = [{"rank": rank, "ts_ns": ts, "told": what} for (rank, ts), what in found.items()]
+    return pl.DataFrame(told, schema={"rank": pl.Int32, "ts_ns": pl.Int64, "told": pl.String})
 
 
 def gather(stretches: pl.DataFrame, shorter_than_ns: int) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -121,7 +139,7 @@ def pack_timeline(document: Mapping[str, object], tables: Mapping[str, pl.DataFr
     start, length = integer(window.get("start_ns")), integer(window.get("duration_ns"))
     if start is None or not length or "states" not in tables or "attribution" not in tables:
         return None
-    stretches = lanes(tables, start)
+    stretches = lanes(tables, start, rows(document.get("worst_gaps")))
     if stretches.height == 0:
         return None
     shorter = 0

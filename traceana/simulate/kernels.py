@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
 from traceana.intervals import IntArray
+from traceana.matching.visits import main_thread, visit_of
 from traceana.model.forwards import forward_of_activities
 from traceana.model.model import Model
 
@@ -21,8 +23,10 @@ class Kernels:
     """Forwards of one stage, one row per visit asked for (0 where it has none), in ns.
 
     `gpu`: busy time with the gaps inside CUDA graphs filled; `busy`: without them; `nodes`: kernels in graphs; `count`:
-    activities; `before` and `after`: those ahead of the first and behind the last kernel of a layer. `table` has a row per (row, name): row, name, class, ns, count. `layers`: how often the forward repeats
-    its layer, None where it repeats nothing.
+    activities; `before` and `after`: those ahead of the first and behind the last kernel of a layer. `table` has a row
+    per (row, name) of the forward: row, name, class, ns, count; `side` the same, with the column `early`, for what the
+    scheduler's thread launched outside of it: ahead of the forward (true) or behind it. `layers`: how often the forward
+    repeats its layer, None where it repeats nothing.
     """
 
     gpu: IntArray
@@ -32,6 +36,7 @@ class Kernels:
     before: IntArray
     after: IntArray
     table: pl.DataFrame
+    side: pl.DataFrame
     layers: int | None
 
     def of(self, chosen: pl.Expr) -> IntArray:
@@ -40,6 +45,13 @@ class Kernels:
         part = self.table.filter(chosen).group_by("row").agg(pl.col("ns").sum())
         out[part.get_column("row").to_numpy()] = part.get_column("ns").to_numpy()
         return np.minimum(out, self.gpu)
+
+    def beside(self, chosen: pl.Expr, *, early: bool) -> IntArray:
+        """Time per row of the scheduler's own kernels and copies that `chosen` picks, ahead of the forward or behind it."""
+        out = np.zeros(self.gpu.size, dtype=np.int64)
+        part = self.side.filter(chosen & (pl.col("early") == early)).group_by("row").agg(pl.col("ns").sum())
+        out[part.get_column("row").to_numpy()] = part.get_column("ns").to_numpy()
+        return out
 
     def replaced(self, batch: IntArray, usual: np.ndarray) -> Kernels:
         """With the median of the usual rows of the same batch in the rows that are not usual."""
@@ -53,7 +65,7 @@ class Kernels:
 
     def matching(self, pattern: re.Pattern[str]) -> pl.Expr:
         """The kernels whose name the pattern finds."""
-        names = self.table.get_column("name").unique().to_list()
+        names = pl.concat([self.table.get_column("name"), self.side.get_column("name")]).unique().to_list()
         return pl.col("name").is_in([n for n in names if pattern.search(n)])
 
     def layered(self) -> IntArray:
@@ -75,24 +87,29 @@ def measure_kernels(model: Model, rank: int, visits: IntArray) -> Kernels:
     position = trace.ranks.index(rank)
     table = trace.capture.ranks[position]
     launch = trace.launches[rank]
-    member = forward_of_activities(table, trace.visits.filter(pl.col("rank") == rank), launch)
-    order = np.argsort(visits)
-    at = np.searchsorted(visits[order], member)
-    at = np.minimum(at, max(visits.size - 1, 0))
-    row = np.where(visits[order][at] == member, order[at], -1) if visits.size else np.full(member.size, -1)
+    every = trace.visits.filter(pl.col("rank") == rank)
+    member = forward_of_activities(table, every, launch)
+    own = table.device.select("ts_ns", "end_ns", "name", "correlation", "collective").with_columns(
+        launch.select("call_name", "call_ts_ns", "call_tid")
+    )
     frame = (
-        table.device.select("ts_ns", "end_ns", "name", "correlation")
-        .with_columns(launch.get_column("call_name"), pl.Series("row", row))
+        own.with_columns(pl.Series("row", _row_of(visits, member)))
         .filter(pl.col("row") >= 0)
         .with_columns(pl.col("call_name").cast(pl.String).str.contains("GraphLaunch").fill_null(False).alias("graph"))
     )
-    by_name = (
-        frame.group_by("row", "name")
-        .agg((pl.col("end_ns") - pl.col("ts_ns")).sum().alias("ns"), pl.len().alias("count"))
-        .with_columns(pl.col("name").cast(pl.String))
-        .with_columns(pl.col("name").replace_strict(dict(trace.kernel_class), default="other").alias("class"))
-        .sort("row", "name")
+    by_name = _by_name(frame, ["row", "name"], trace.kernel_class)
+    issued = visit_of(every, launch.get_column("call_ts_ns").fill_null(-1).to_numpy())
+    message = pl.col("collective").cast(pl.String).is_in(["send", "recv"]).fill_null(False)
+    starts = every.select(pl.col("visit").alias("at"), "run_ts_ns")
+    side = (
+        own.with_columns(
+            pl.Series("row", _row_of(visits, issued)), pl.Series("at", issued), pl.Series("member", member)
+        )
+        .filter((pl.col("row") >= 0) & (pl.col("member") < 0) & ~message & (pl.col("call_tid") == main_thread(table)))
+        .join(starts, on="at", how="left", maintain_order="left")
+        .with_columns((pl.col("call_ts_ns") < pl.col("run_ts_ns")).fill_null(True).alias("early"))
     )
+    by_side = _by_name(side, ["row", "name", "early"], trace.kernel_class)
     graphs = frame.filter("graph").group_by("row", "correlation").agg(pl.col("ts_ns").min(), pl.col("end_ns").max())
     spans = pl.concat(
         [graphs.select("row", "ts_ns", "end_ns"), frame.filter(~pl.col("graph")).select("row", "ts_ns", "end_ns")]
@@ -104,7 +121,29 @@ def measure_kernels(model: Model, rank: int, visits: IntArray) -> Kernels:
     count[counts.get_column("row").to_numpy()] = counts.get_column("count").to_numpy()
     layers = _layers(by_name)
     before, after = _around(frame, by_name, layers, count)
-    return Kernels(_covered(spans, size), _covered(frame, size), nodes, count, before, after, by_name, layers)
+    gpu, busy = _covered(spans, size), _covered(frame, size)
+    return Kernels(gpu, busy, nodes, count, before, after, by_name, by_side, layers)
+
+
+def _row_of(visits: IntArray, asked: IntArray) -> IntArray:
+    """The row of each visit asked for, -1 where `visits` has it not."""
+    if not visits.size:
+        return np.full(asked.size, -1, dtype=np.int64)
+    order = np.argsort(visits)
+    at = np.minimum(np.searchsorted(visits[order], asked), visits.size - 1)
+    return np.where(visits[order][at] == asked, order[at], -1)
+
+
+def _by_name(frame: pl.DataFrame, keys: list[str], classes: Mapping[str, str]) -> pl.DataFrame:
+    return (
+        frame.group_by(keys)
+        .agg((pl.col("end_ns") - pl.col("ts_ns")).sum().alias("ns"), pl.len().alias("count"))
+        .with_columns(pl.col("name").cast(pl.String))
+        .with_columns(
+            pl.col("name").replace_strict(dict(classes), default="other", return_dtype=pl.String).alias("class")
+        )
+        .sort(keys)
+    )
 
 
 def _covered(spans: pl.DataFrame, size: int) -> IntArray:

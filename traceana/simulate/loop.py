@@ -25,7 +25,8 @@ _COMMIT, _SEND, _RECEIVE, _FORWARD = range(4)
 class Step(NamedTuple):
     """One visit of one stage: host work before each point of the loop (see `traceana.simulate.marks`), in ns, and its
     forward. `batch` is 0 in a slot without a batch; `gpu` is the forward's GPU time, `graph` whether one launch holds
-    most of it (it then starts when the launch returns), `last` the kernel that the last launch call brings."""
+    most of it (it then starts when the launch returns), `last` the kernel that the last launch call brings; `side_before`
+    and `side_after` are GPU time of the scheduler's own kernels ahead of the forward and behind it."""
 
     receive: int = 0
     ingest: int = 0
@@ -54,6 +55,8 @@ class Step(NamedTuple):
     gpu: int = 0
     last: int = 0
     graph: bool = True
+    side_before: int = 0
+    side_after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,8 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
             host += p.commit_requests + p.send_requests
             mine.requests.append(host)
         host += p.schedule
+        if p.side_before:
+            schedule = max(schedule, host) + p.side_before
         if batch and not first:
             host += p.await_proxy
             before.proxy_asked.append(host)
@@ -263,6 +268,8 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
                     host += p.after_launch
         if waiting_output:
             host = max(host + p.before_sync, copied) + p.wake + p.process
+        if p.side_after:
+            schedule = max(schedule, host) + p.side_after
         if batch and not last:
             schedule = max(schedule, forward)
             host += p.send_proxy

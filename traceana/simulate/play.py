@@ -75,7 +75,10 @@ def play(
     starts = simulate(loop, len(steps[0])).starts[0]
     last = len(starts) - 1
     span = starts[last] - starts[last - window]
-    gpu = tuple(sum(s.gpu for s in of_stage[last - window : last]) * length // window for of_stage in steps)
+    gpu = tuple(
+        sum(s.gpu + s.side_before + s.side_after for s in of_stage[last - window : last]) * length // window
+        for of_stage in steps
+    )
     return Round(span * length // window, tokens, filled, gpu)
 
 
@@ -144,7 +147,9 @@ class _Stage:
         rows_of = self.parts.rows_of
         if batch == 0:
             near = 0 if 0 in rows_of else max(rows_of)
-            return near, [_step(row) for row in self.host[rows_of[near]].tolist()]
+            rows = rows_of[near]
+            none = np.zeros(rows.size, dtype=np.int64)
+            return near, _rows(self.host[rows], none, none, none == 0, none, none)
         gpu = self.scenario.gpu[self.s]
         near, gpu = scaled_to_batch(self.stage.kernels, gpu, rows_of, batch, ends.growth, experts)
         rows = rows_of[near]
@@ -173,13 +178,19 @@ class _Stage:
             launch = np.where(graphed, left * ends.eager_ns, launch)
             graphed = np.zeros_like(graphed)
         host[:, _LAUNCH] = launch
-        columns = zip(host.tolist(), batch.tolist(), gpu.tolist(), graphed.tolist(), strict=True)
-        return [_step(row, b, g, graph=together_) for row, b, g, together_ in columns]
+        early, late = (part[rows] for part in self.scenario.side[self.s])
+        return _rows(host, batch, gpu, graphed, early, late)
 
 
-def _step(host: list[int], batch: int = 0, gpu: int = 0, *, graph: bool = True) -> Step:
-    """A step from a row of host pieces, whose columns are the step's first fields."""
-    return Step._make((*host, batch, gpu, _LAST_KERNEL_NS, graph))
+def _rows(
+    host: IntArray, batch: IntArray, gpu: IntArray, graphed: np.ndarray, early: IntArray, late: IntArray
+) -> list[Step]:
+    """Steps from rows of host pieces, whose columns are a step's first fields."""
+    rest = zip(batch.tolist(), gpu.tolist(), graphed.tolist(), early.tolist(), late.tolist(), strict=True)
+    return [
+        Step._make((*row, b, g, _LAST_KERNEL_NS, graph, ahead, behind))
+        for row, (b, g, graph, ahead, behind) in zip(host.tolist(), rest, strict=True)
+    ]
 
 
 def _without(host: IntArray, known: IntArray, ns: int) -> IntArray:

@@ -32,12 +32,13 @@ _NODE_GAP_NS = 500
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A server to play. Per stage and row: `gpu` ns, `nodes` kernels in graphs, `issue` the factor (ppm) on the calls that
+    """A server to play. Per stage and row: `gpu` ns, `side` ns of the scheduler's own kernels (before, after), `nodes` kernels in graphs, `issue` the factor (ppm) on the calls that
     launch one by one. `columns` are factors (ppm) on host pieces, `host` ns added to each stage's visits, `taken` ns
     taken off. `patterns` are the slots' batches by order of arrival, the likeliest first. `graph` is None where
     launching stays as it was."""
 
     gpu: tuple[IntArray, ...]
+    side: tuple[tuple[IntArray, IntArray], ...]
     nodes: tuple[IntArray, ...]
     issue: tuple[IntArray, ...]
     columns: IntArray
@@ -54,8 +55,10 @@ class Scenario:
 def unchanged(parts: Parts) -> Scenario:
     """The capture as it is."""
     stages = len(parts.stages)
+    every = pl.lit(True)
     return Scenario(
         gpu=tuple(s.kernels.gpu for s in parts.stages),
+        side=tuple((s.kernels.beside(every, early=True), s.kernels.beside(every, early=False)) for s in parts.stages),
         nodes=tuple(s.kernels.nodes for s in parts.stages),
         issue=tuple(np.full(s.kernels.gpu.size, PPM, dtype=np.int64) for s in parts.stages),
         columns=np.full(len(COLUMNS), PPM, dtype=np.int64),
@@ -93,15 +96,17 @@ def _scale(parts: Parts, scenario: Scenario, change: Change) -> Scenario:
     factor = change.value if isinstance(change.value, int) else PPM
     if kind == "cause":
         return _scale_cause(parts, scenario, name, factor)
-    gpu, issue, found = list(scenario.gpu), list(scenario.issue), False
+    gpu, side, issue, found = list(scenario.gpu), list(scenario.side), list(scenario.issue), False
     for s, stage in enumerate(parts.stages):
         kernels = stage.kernels
         chosen = pl.col("class") == name if kind == "class" else kernels.matching(re.compile(name))
         time = kernels.of(chosen)
-        found = found or bool(time.any())
+        beside = tuple(kernels.beside(chosen, early=early) for early in (True, False))
+        found = found or bool(time.any()) or any(b.any() for b in beside)
+        side[s] = (_less(side[s][0], beside[0], factor), _less(side[s][1], beside[1], factor))
         # The part of the forward that the kernels are, whatever was changed before.
         now = time * gpu[s] // np.maximum(kernels.gpu, 1)
-        gpu[s] = np.maximum(gpu[s] - now * (PPM - factor) // PPM, 0)
+        gpu[s] = _less(gpu[s], now, factor)
         if factor == 0:  # a kernel that is gone is not launched either
             part = kernels.table.filter(chosen).group_by("row").agg(pl.col("count").sum())
             gone = np.zeros(kernels.gpu.size, dtype=np.int64)
@@ -110,10 +115,15 @@ def _scale(parts: Parts, scenario: Scenario, change: Change) -> Scenario:
     if not found:
         names = sorted({n for stage in parts.stages for n in stage.kernels.table.get_column("name").unique()})
         raise TraceanaError(
-            "no kernel of a forward matches", where=change.text,
+            "no kernel matches", where=change.text,
             hint=f"kernels are for instance {', '.join(n[:40] for n in names[:3])}; messages between stages change with --link",
         )  # fmt: skip
-    return replace(scenario, gpu=tuple(gpu), issue=tuple(issue))
+    return replace(scenario, gpu=tuple(gpu), side=tuple(side), issue=tuple(issue))
+
+
+def _less(time: IntArray, part: IntArray, factor: int) -> IntArray:
+    """`time` with its `part` multiplied by a factor in ppm."""
+    return np.maximum(time - part * (PPM - factor) // PPM, 0)
 
 
 def _scale_cause(parts: Parts, scenario: Scenario, cause: str, factor: int) -> Scenario:
@@ -124,7 +134,7 @@ def _scale_cause(parts: Parts, scenario: Scenario, cause: str, factor: int) -> S
         return replace(scenario, columns=columns)
     if cause == "launch_latency":
         gaps = [s.kernels.gpu - s.kernels.busy for s in parts.stages]
-        gpu = tuple(np.maximum(g - gap * (PPM - factor) // PPM, 0) for g, gap in zip(scenario.gpu, gaps, strict=True))
+        gpu = tuple(_less(g, gap, factor) for g, gap in zip(scenario.gpu, gaps, strict=True))
         return replace(scenario, gpu=gpu)
     if cause == "profiler":
         return replace(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from traceana.simulate.loop import Hops, Loop, Run, Step, simulate
 
 MS = 1_000_000
 PIECES = Step._fields[: Step._fields.index("batch")]
+COSTS = ("requests", "proxy", "output", "send_proxy", "recv_proxy", "send_output", "recv_output", "copy")
 
 
 def period(loop: Loop, rounds: int = 60) -> int:
@@ -122,13 +124,17 @@ def steps_of(draw: st.DrawFn, batch: bool) -> Step:
     return Step(**host, batch=int(batch), gpu=draw(st.integers(0, 400_000)) if batch else 0, last=0, graph=True)
 
 
+def costly(costs: Mapping[str, Any]) -> Hops:
+    return Hops(**costs)
+
+
 @st.composite
 def loops(draw: st.DrawFn) -> Loop:
     stages, depth = draw(st.integers(2, 4)), draw(st.integers(0, 2))
     filled = draw(st.lists(st.booleans(), min_size=stages + depth, max_size=stages + depth))
     steps = [[steps_of(draw, f) for f in filled] for _ in range(stages)]
     cost = st.integers(0, 30_000)
-    hops = [Hops(*(draw(cost) for _ in range(8))) for _ in range(stages)]
+    hops = [costly({n: draw(cost) for n in COSTS}) for _ in range(stages)]
     odd = draw(st.booleans())  # all stages receiving first would wait for each other
     first = [odd and s % 2 == 1 for s in range(stages)]
     return Loop(steps, hops, depth, draw(st.booleans()), receives_first=first)
@@ -159,7 +165,7 @@ def test_nothing_gets_faster_when_a_piece_gets_longer(loop: Loop, data: st.DataO
 def test_all_times_multiplied_give_all_times_multiplied(loop: Loop, factor: int) -> None:
     timed = [*PIECES, "gpu"]
     steps = [[s._replace(**{n: getattr(s, n) * factor for n in timed}) for s in row] for row in loop.steps]
-    hops = [Hops(*(getattr(h, n) * factor for n in Hops.__slots__[:8])) for h in loop.hops]
+    hops = [costly({n: getattr(h, n) * factor for n in COSTS}) for h in loop.hops]
     slower = replace(loop, steps=steps, hops=hops)
     assert times(simulate(slower, 12)) == [t * factor for t in times(simulate(loop, 12))]
 

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 
 from traceana.simulate.growth import PPM
 
-__all__ = ["merged_ratio", "ring_ns_per_token_round"]
+__all__ = ["merged_ratio", "ring_ns"]
 
 _SERVICES = 400
 
@@ -35,12 +35,12 @@ def merged_ratio(
         more[-1] = rest // len(groups)
     else:
         after = [rest // len(service)] * len(service)
-    apart = ring_ns_per_token_round(groups, service, more, after, merge=False)
-    merged = ring_ns_per_token_round(groups, service, more, after, merge=True)
+    apart = ring_ns(groups, service, more, after, merge=False)
+    merged = ring_ns(groups, service, more, after, merge=True)
     return apart * PPM // max(merged, 1)
 
 
-def ring_ns_per_token_round(
+def ring_ns(
     groups: Sequence[int],
     service: Sequence[Callable[[int], int]],
     more: Sequence[int],

@@ -123,7 +123,8 @@ def _scale(parts: Parts, scenario: Scenario, change: Change) -> Scenario:
 
 def _less(time: IntArray, part: IntArray, factor: int) -> IntArray:
     """`time` with its `part` multiplied by a factor in ppm."""
-    return np.maximum(time - part * (PPM - factor) // PPM, 0)
+    less: IntArray = np.maximum(time - part * (PPM - factor) // PPM, 0)
+    return less
 
 
 def _scale_cause(parts: Parts, scenario: Scenario, cause: str, factor: int) -> Scenario:

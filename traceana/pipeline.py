@@ -112,7 +112,8 @@ def _align(path: Path | Sequence[Path], options: Options, say: Progress) -> _Ali
     capture = read_capture(path, ranks=options.ranks, cache=options.cache)
     say("match messages")
     assume = Assume.parse(options.assume)
-    matched = match(capture)
+    # Without a belief about the clocks, streams of messages that order alone leaves open stay unpaired.
+    matched = match(capture, slack_ns=None) if assume.kind == "none" else match(capture)
     collectives, lost = match_collectives(capture.ranks)
     say("align clocks")
     clock = solve_clock(
@@ -146,7 +147,9 @@ def load_model(
     """Read the capture at `path` and explain it: the model, the clock, and the tables as read. Raises TraceanaError."""
     say = progress or (lambda _text: None)
     a = _align(path, options, say)
-    trace = build_trace(a.capture, a.matched, a.collectives, a.clock.ranks, window=options.window)
+    trace = build_trace(
+        a.capture, a.matched, a.collectives, a.clock.ranks, uncertainty_ns=a.clock.worst_ns, window=options.window
+    )
     say("account for every nanosecond")
     return explain(trace), a.clock, a.raw
 
@@ -168,7 +171,9 @@ def check(
     }
     losses = [a.raw.losses, *(r.losses for r in a.raw.ranks), a.matched.losses]
     try:
-        trace = build_trace(a.capture, a.matched, a.collectives, a.clock.ranks, window=asked.window)
+        trace = build_trace(
+            a.capture, a.matched, a.collectives, a.clock.ranks, uncertainty_ns=a.clock.worst_ns, window=asked.window
+        )
         model = explain(trace)
         losses += [s.losses for s in model.states.values()]
         w = trace.window
@@ -263,7 +268,7 @@ def _clock_json(clock: ClockModel) -> dict[str, object]:
     return {
         "reference_rank": clock.reference_rank,
         "at_ns": clock.mid_ns,
-        "ranks": clock.ranks.to_dicts(),
+        "ranks": [{**row, "worst_ns": clock.worst_ns.get(row["rank"])} for row in clock.ranks.to_dicts()],
         "pairs": clock.pairs.to_dicts(),
         "violations": [dict(v) for v in clock.violations],
         "identifiable": clock.identifiable,

@@ -23,11 +23,13 @@ def build_trace(
     collectives: pl.DataFrame,
     clock: pl.DataFrame,
     *,
+    uncertainty_ns: Mapping[int, int | None] | None = None,
     window: tuple[int, int] | None = None,
 ) -> Trace:
     """The model of `capture`. All frames must be on trace time already (`traceana.clock.align`).
 
-    `window` are start and end in nanoseconds from the start of the common window. Raises ModelError where the ranks
+    `uncertainty_ns` is how far each rank's clock may be off anywhere in the window (default: at mid-window). `window` are
+    start and end in nanoseconds from the start of the common window. Raises ModelError where the ranks
     have no common window.
     """
     forwards = {
@@ -37,7 +39,7 @@ def build_trace(
     if window is not None:
         common = narrow(common, common.start_ns + window[0], common.start_ns + window[1])
     names = [r.device.get_column("name").cast(pl.String).unique() for r in capture.ranks]
-    uncertainty: Mapping[int, int | None] = dict(clock.select("rank", "uncertainty_ns").iter_rows())
+    at_middle: Mapping[int, int | None] = dict(clock.select("rank", "uncertainty_ns").iter_rows())
     return Trace(
         capture=capture,
         topology=matched.topology,
@@ -50,7 +52,7 @@ def build_trace(
         launches=matched.launches,
         clock=clock,
         kernel_class=classify(pl.concat(names).unique().sort()) if names else {},
-        uncertainty_ns=uncertainty,
+        uncertainty_ns=at_middle if uncertainty_ns is None else uncertainty_ns,
         unmatched=matched.unmatched,
         losses=matched.losses,
     )

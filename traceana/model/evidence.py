@@ -93,4 +93,3 @@ def _links_of(model: Model, rank: int, gap: int) -> dict[int, str]:
             text += f" {_WORDS[cause]}"
         out[int(links.link[k])] = text
     return out
-

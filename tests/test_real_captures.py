@@ -109,7 +109,13 @@ def test_ring_term_explains_the_period_of_the_capped_pipe() -> None:
 
 @pytest.mark.parametrize(
     ("letter", "finding"),
-    [("A", "micro_batch_cap"), ("B", "greedy_slots"), ("D", "cuda_graphs_off"), ("M", "few_requests"), ("Q", "host_span")],
+    [
+        ("A", "micro_batch_cap"),
+        ("B", "greedy_slots"),
+        ("D", "cuda_graphs_off"),
+        ("M", "few_requests"),
+        ("Q", "host_span"),
+    ],
 )
 def test_first_finding(letter: str, finding: str) -> None:
     findings = cast("list[dict[str, Any]]", report_of(real(letter)).document["findings"])

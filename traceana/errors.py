@@ -1,11 +1,11 @@
 """The exception tree. Only `cli.main` turns one into `traceana: error: <what>: <where>` and `hint: <do this>`.
 
-    TraceanaError
-    ├── SourceError    a file is missing, unreadable, not a trace, or two files contradict each other
-    ├── SchemaError    a table lacks a column or holds a value its schema forbids
-    ├── ClockError     ranks cannot be related, or what relates them is contradictory
-    ├── ModelError     ranks are missing, or nothing could be matched
-    └── OutputError    an output exists, or cannot be written
+TraceanaError
+├── SourceError    a file is missing, unreadable, not a trace, or two files contradict each other
+├── SchemaError    a table lacks a column or holds a value its schema forbids
+├── ClockError     ranks cannot be related, or what relates them is contradictory
+├── ModelError     ranks are missing, or nothing could be matched
+└── OutputError    an output exists, or cannot be written
 """
 
 from __future__ import annotations

@@ -55,7 +55,9 @@ def test_json_is_one_document_with_every_key_and_no_files(capture: Path, capsys:
     }  # fmt: skip
 
 
-def test_parsing_again_or_from_the_cache_gives_the_same_bytes(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parsing_again_or_from_the_cache_gives_the_same_bytes(
+    capture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     outputs = []
     for extra in (["--no-cache"], [], []):
         assert run(["report", str(capture), "--json", *extra]) == 0

@@ -42,8 +42,7 @@ def micro_batches(document: Document) -> Markup | None:
     flight, overlap = mapping(facts.get("in_flight")), mapping(facts.get("overlap"))
     return join(
         paragraph(
-            f"{count(facts.get('slots'))} slot{'s' * (facts.get('slots') != 1)}; batches of {count(size.get('min'))} "
-            f"to {count(size.get('max'))} requests, median {count(size.get('p50'))}. {words}"
+            f"{count(facts.get('slots'))} slot{'s' * (facts.get('slots') != 1)}; batches of {_sizes(size)}. {words}"
         ),
         _histogram("micro-batches in flight", flight.get("histogram"), flight.get("mean")),
         _histogram("stages at work at once", overlap.get("histogram_ns"), overlap.get("mean_stages_busy")),
@@ -51,6 +50,13 @@ def micro_batches(document: Document) -> Markup | None:
         if slots
         else paragraph("Batch sizes by slot are not known: the capture has no scheduler spans.", class_="hint"),
     )
+
+
+def _sizes(size: Mapping[str, object]) -> str:
+    low, high = count(size.get("min")), count(size.get("max"))
+    if low == high:
+        return f"{low} request{'s' * (low != '1')}"
+    return f"{low} to {high} requests, median {count(size.get('p50'))}"
 
 
 def _histogram(what: str, value: object, mean: object) -> Markup:

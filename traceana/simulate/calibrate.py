@@ -17,14 +17,15 @@ __all__ = ["DILATION", "Calibration", "calibrate"]
 # Host dilation of the captures at hand, least and most (docs/concepts/whatif.md), for servers that do not say their own
 # throughput; and where between them the middle is taken.
 DILATION = (1_350_000, 1_800_000, 2_400_000)
-_SLOWEST, _FASTEST = 5 * PPM // 4, PPM // 20
+_SLOWEST, _FASTEST = PPM, PPM // 5  # dilations that profiling has
 _ROUNDS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """A host speed and the round of the capture itself at that speed. `matched`: the round is the server's own, to a part
-    in ten thousand; `name` says how hosts were treated."""
+    in ten thousand; else the dilation is the middle of DILATION, or one of them where the server's own throughput is not
+    known. `name` says how hosts were treated."""
 
     name: str
     speed: HostSpeed
@@ -79,17 +80,12 @@ def _matched(
         speed = HostSpeed(own, tuple(factors), tuple(known), launch)
         return speed, _round(parts, base, speed, experts)
 
-    low, high = _FASTEST, PPM
-    first = at(low)
+    low, high = _FASTEST, _SLOWEST
+    first, last = at(low), at(high)
     target = first[1].tokens * 1_000_000_000_000 // wanted
-    if first[1].ns >= target:  # even hosts that cost next to nothing do not reach what the server did
-        return Calibration(name, *first, matched=_close(first[1].ns, target))
-    last = at(high)
-    if last[1].ns < target:
-        high = _SLOWEST
-        last = at(high)
-        if last[1].ns < target:
-            return Calibration(name, *last, matched=False)
+    if first[1].ns >= target or last[1].ns <= target:
+        # No dilation explains what the server did: GPUs or messages bind it, or its own figure holds more than decoding.
+        return Calibration(name, *at(PPM * PPM // DILATION[1]), matched=False)
     under, over = first[1].ns - target, last[1].ns - target
     best = last
     side = 0

@@ -19,7 +19,7 @@ __all__ = ["Hops", "Loop", "Run", "Step", "simulate"]
 
 _Need: TypeAlias = "tuple[list[int], int]"
 _Program: TypeAlias = "Generator[_Need, None, None]"
-_COMMIT, _SEND, _RECEIVE, _FORWARD = range(4)
+_COMMIT, _SEND, _RECEIVE, _COPY, _FORWARD = range(5)
 
 
 class Step(NamedTuple):
@@ -81,7 +81,8 @@ class Loop:
     """A server to simulate. `steps[stage]` repeats: visit v of a stage takes `steps[stage][v % len]`; `hops[stage]` leads
     to the next stage (the last one's to the first). `one_stream`: all NCCL messages of a rank share one stream. `lags[stage]`: what
     a graph's forward takes beyond its GPU time where its launch came last, and where its stream's other work did.
-    `receives_first[stage]`: results come in before they go out."""
+    `receives_first[stage]`: results come in before they go out; `copies_last[stage]`: their copy to the host then waits for
+    what the schedule stream was given for both."""
 
     steps: Sequence[Sequence[Step]]
     hops: Sequence[Hops]
@@ -89,6 +90,7 @@ class Loop:
     one_stream: bool = False
     lags: Sequence[tuple[int, int]] = ()
     receives_first: Sequence[bool] = ()
+    copies_last: Sequence[bool] = ()
 
     @property
     def slots(self) -> int:
@@ -160,9 +162,9 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
     proxy_end = output_end = -1  # ends of the sends that are not committed yet
     proxies = outputs = taken = received = 0  # messages so far, of each kind and side
     waiting_output = passing = False
-    exchange = (
-        (_COMMIT, _RECEIVE, _SEND) if loop.receives_first and loop.receives_first[s] else (_COMMIT, _SEND, _RECEIVE)
-    )
+    first_in = bool(loop.receives_first) and loop.receives_first[s]
+    late = bool(loop.copies_last) and loop.copies_last[s]
+    exchange = (_COMMIT, _RECEIVE, _SEND, _COPY) if first_in else (_COMMIT, _SEND, _RECEIVE, _COPY)
     halves = (*exchange, _FORWARD) if depth else (_FORWARD, *exchange)
     for v in range(visits):
         p = steps[v % cycle]
@@ -236,6 +238,10 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
                     if one:
                         nccl_next = nccl_previous
                     received += 1
+                    if not late:
+                        copied = max(copied, schedule) + into.copy
+            elif half == _COPY:
+                if waiting_output and late:
                     copied = max(copied, schedule) + into.copy
             else:
                 host += p.commit_proxy

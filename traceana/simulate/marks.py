@@ -42,7 +42,7 @@ def host_pieces(model: Model, rank: int, depth: int, first: int, last: int) -> p
     """One row per whole visit of `rank` from `first` to `last`: visit, slot, mode, batch_size, tokens, ts_ns, end_ns, `graphed`, a
     column of nanoseconds per point of `program(depth)`, `wake` (from the end of the GPU work awaited to the sync's return) and
     `wait_ns` (everything the host waited for). Work, wake and waits of a row sum to its length. `receives_first`: results
-    come in before they go out. `launched` is when the launch of the forward returned, `paired` false where the
+    come in before they go out; `copies_last`: the copy to the host was issued when all of that was done. `launched` is when the launch of the forward returned, `paired` false where the
     requests that came in were not matched: what the host waited for is then not known.
     """
     table = next(r for r in model.trace.capture.ranks if r.info.rank == rank)
@@ -80,6 +80,7 @@ def host_pieces(model: Model, rank: int, depth: int, first: int, last: int) -> p
         "visit", "slot", *_MODES, "ts_ns", "end_ns", "graphed", *PIECES, "wake",
         (pl.col("end_ns") - pl.col("ts_ns") - worked).alias("wait_ns"),
         pl.lit(receives_first).alias("receives_first"),
+        (frame.get_column("copied") > frame.get_column("post_output")).alias("copies_last"),
         frame.get_column("launch").alias("launched"),
         frame.get_column("receive").is_not_null().alias("paired") if model.trace.topology.stage.get(rank, 0) else pl.lit(True).alias("paired"),
     )  # fmt: skip
@@ -177,13 +178,21 @@ def _sync(model: Model, table: RankTables, every: pl.DataFrame, spans: pl.DataFr
     )
     rows = np.flatnonzero((stop.thread == graph.main[position]) & (stop.kind == STOP_SYNC))
     awaited = pl.DataFrame(
-        {"before_sync": stop.start[rows], "awaited": graph.activity.end[stop.ref[rows]]},
-        schema={"before_sync": pl.Int64, "awaited": pl.Int64},
+        {
+            "before_sync": stop.start[rows],
+            "awaited": graph.activity.end[stop.ref[rows]],
+            "copied": graph.activity.call_start[stop.ref[rows]],
+        },
+        schema={"before_sync": pl.Int64, "awaited": pl.Int64, "copied": pl.Int64},
     ).unique("before_sync")
     # Where nothing was found that the call waited for, it is a short call: all of it is the host's.
     done = pl.col("awaited").fill_null(pl.col("before_sync"))
     return last.join(awaited, on="before_sync", how="left").select(
-        "visit", "before_sync", "synced", (pl.col("synced") - pl.max_horizontal(done, "before_sync")).alias("wake")
+        "visit",
+        "before_sync",
+        "synced",
+        "copied",
+        (pl.col("synced") - pl.max_horizontal(done, "before_sync")).alias("wake"),
     )
 
 

@@ -34,7 +34,7 @@ class StageParts:
     """One stage. `host` has a row per visit and a column per name of COLUMNS, ns; `kernels` has the same rows; `graphed`
     says whether a graph launch issued the forward. `lag`: ns from the graph's launch, or from what its stream waited for, to
     the forward's end, beyond its GPU time; negative where kernels ran ahead of the graph. `receives_first`: results come
-    in before they go out (some versions, on odd stages)."""
+    in before they go out (some versions, on odd stages); `copies_last`: their copy to the host is issued after both."""
 
     rank: int
     host: IntArray
@@ -42,6 +42,7 @@ class StageParts:
     kernels: Kernels
     lag: tuple[int, int] = (0, 0)
     receives_first: bool = False
+    copies_last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +128,27 @@ def measure(model: Model) -> Parts:
             model, rank, frame.select("visit", "launched"), visits[graphed & usual], kernels.gpu[graphed & usual]
         )
         first = bool(frame.get_column("receives_first").any())
+        copies = frame.get_column("copies_last").mean()
         stages.append(
-            StageParts(rank, _filled(frame, batch, usual), graphed, kernels.replaced(batch, usual), lag, first)
+            StageParts(
+                rank,
+                _filled(frame, batch, usual),
+                graphed,
+                kernels.replaced(batch, usual),
+                lag,
+                first,
+                copies is None or float(cast("float", copies)) > 0.5,
+            )
         )
     tokens = lead.get_column("tokens").fill_null(0).to_numpy().astype(np.int64)
     throughput, source = _own_throughput(model.facts, decode)
+    pattern = _pattern(model, heads[0], slots, decode)
+    if decode and not any(pattern):
+        raise ModelError(
+            "no slot decodes steadily",
+            where="most visits of every slot are empty",
+            hint="profile while the server is under load",
+        )
     return Parts(
         stages=tuple(stages),
         visits=visits,
@@ -140,8 +157,8 @@ def measure(model: Model) -> Parts:
         hops=tuple(_hops(model, heads, s) for s in range(len(heads))),
         depth=slots - len(heads),
         one_stream=_one_stream(model, heads),
-        slots=_pattern(model, heads[0], slots, decode),
-        period_ns=_period(model, heads, slots),
+        slots=pattern,
+        period_ns=_period(model, heads, slots, decode),
         throughput=throughput,
         source=source,
         decode=decode,
@@ -170,37 +187,49 @@ def _range(model: Model, heads: Sequence[int], slots: int) -> tuple[int, int]:
     return window.first_visit, max(window.last_visit, last) if short else window.last_visit
 
 
+def _kinds(frame: pl.DataFrame, batch: IntArray) -> IntArray:
+    """Visits that do the same: of the same batch, with a result to process or without."""
+    result: IntArray = frame.get_column("process").is_not_null().to_numpy().astype(np.int64)
+    return batch * 2 + result
+
+
 def _usual(frame: pl.DataFrame, kernels: Kernels, batch: IntArray) -> np.ndarray:
     """Which visits are fit to be played again: messages matched, no stall, all kernels recorded. Where hardly any of a
-    batch is, all of that batch are."""
+    kind is, all of that kind are."""
     work = frame.select(pl.sum_horizontal(pl.col(n).fill_null(0) for n in COLUMNS)).to_series().to_numpy()
     usual = frame.get_column("paired").to_numpy().copy()
-    for size in np.unique(batch):
-        same = batch == size
+    kinds = _kinds(frame, batch)
+    for kind in np.unique(kinds):
+        same = kinds == kind
         fit = usual & same
-        middle = np.median(work[fit if fit.any() else same])
-        fit = fit & (work <= _STALLED * middle)
-        if size:
-            fit = fit & (kernels.count >= 0.9 * np.median(kernels.count[same]))
+        fit = fit & (work <= _STALLED * _middle(work[fit if fit.any() else same]))
+        if kind > 1:
+            fit = fit & (kernels.count >= 0.9 * _middle(kernels.count[same]))
         usual[same] = fit[same] if 3 * int(fit.sum()) >= int(same.sum()) else True
     return usual
 
 
 def _filled(frame: pl.DataFrame, batch: IntArray, usual: np.ndarray) -> IntArray:
     """The host pieces as a matrix. What a visit did not pass has no time of its own there, and an unusual visit has none
-    to go by: they take the median of the usual visits of the same batch, else of all."""
+    to go by: they take the median of the usual visits of the same kind, else of the same batch, else of all."""
     host = np.empty((frame.height, len(COLUMNS)), dtype=np.int64)
+    kinds = _kinds(frame, batch)
     for column, name in enumerate(COLUMNS):
         series = frame.get_column(name)
-        known = series.is_not_null().to_numpy() & usual
+        there = series.is_not_null().to_numpy()
+        known = there & usual if (there & usual).any() else there
         values = series.fill_null(0).to_numpy().copy()
         if known.any() and not known.all():
-            for size in np.unique(batch[~known]):
-                same = (batch == size) & known
-                middle = values[same] if same.any() else values[known]
-                values[(batch == size) & ~known] = int(np.median(middle))
+            for kind in np.unique(kinds[~known]):
+                groups = (known & (kinds == kind), known & (batch == kind // 2), known)
+                values[(kinds == kind) & ~known] = _middle(values[next(g for g in groups if g.any())])
         host[:, column] = values
     return host
+
+
+def _middle(values: IntArray) -> int:
+    """The median; of two, the smaller."""
+    return int(np.quantile(values, 0.5, method="lower"))
 
 
 def _pattern(model: Model, rank: int, slots: int, decode: bool) -> tuple[int, ...]:
@@ -213,25 +242,31 @@ def _pattern(model: Model, rank: int, slots: int, decode: bool) -> tuple[int, ..
     return tuple(int(usual.get(s, 0)) for s in range(slots))
 
 
-def _period(model: Model, heads: Sequence[int], slots: int) -> int:
+def _period(model: Model, heads: Sequence[int], slots: int, decode: bool) -> int:
     """Time of a visit under the profiler: the mean of the rounds of all slots in the window, on all stages, without the
-    shortest and the longest tenth (a stage that catches up after the profiler's start, a visit that stalled)."""
-    rounds: list[IntArray] = []
+    shortest and the longest tenth (a stage that catches up after the profiler's start, a visit that stalled). Where the
+    capture decodes, of the rounds without a prefill, if there are any."""
     whole = model.trace.visits.filter(pl.col("complete"))
+    if model.trace.window.first_visit is not None:  # before it, later stages were still starting their profilers
+        whole = whole.filter(pl.col("visit") >= model.trace.window.first_visit)
     for visits in (model.window_visits(), whole):
+        rounds: list[IntArray] = []
+        pure: list[IntArray] = []
         for rank in heads:
             own = visits.filter(pl.col("rank") == rank).sort("visit")
             starts = np.append(own.get_column("ts_ns").to_numpy(), own.get_column("end_ns").tail(1).to_numpy())
-            rounds.append(starts[slots:] - starts[:-slots])
-        if any(r.size for r in rounds):
-            break
-    every = np.sort(np.concatenate(rounds))
-    if every.size == 0:  # less than a round: the visits there are
-        lengths = whole.select((pl.col("end_ns") - pl.col("ts_ns")).median()).item()
-        return int(lengths or 0)
-    cut = max(every.size // 10, 1 if every.size > 4 else 0)
-    inner = every[cut : every.size - cut]
-    return int(inner.sum()) // inner.size // slots
+            other = (own.get_column("mode").fill_null("decode") != "decode").to_numpy()
+            before = np.append(0, np.cumsum(other))
+            lengths = starts[slots:] - starts[:-slots]
+            rounds.append(lengths)
+            pure.append(lengths[before[slots:] == before[:-slots]])
+        chosen = np.sort(np.concatenate(pure if decode and any(r.size for r in pure) else rounds))
+        if chosen.size:
+            cut = max(chosen.size // 10, 1 if chosen.size > 4 else 0)
+            inner = chosen[cut : chosen.size - cut]
+            return int(inner.sum()) // inner.size // slots
+    # Less than a round: the visits there are.
+    return int(whole.select((pl.col("end_ns") - pl.col("ts_ns")).median()).item() or 0)
 
 
 def _hops(model: Model, heads: Sequence[int], stage: int) -> Hops:

@@ -71,6 +71,7 @@ def play(
     loop = Loop(
         steps, hops, scenario.depth, parts.one_stream,
         lags=[stage.lag for stage in parts.stages], receives_first=[stage.receives_first for stage in parts.stages],
+        copies_last=[stage.copies_last for stage in parts.stages],
     )  # fmt: skip
     starts = simulate(loop, len(steps[0])).starts[0]
     last = len(starts) - 1

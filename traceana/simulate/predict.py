@@ -20,6 +20,7 @@ __all__ = ["NOISE_PERCENT", "Prediction", "Predictor", "StageFigures", "predict"
 
 # Two runs of one server differ by more than 5 % in a quarter of the pairs (docs/concepts/whatif.md).
 NOISE_PERCENT = 6
+_IDENTITY_PERCENT = 5  # what the model may miss the profiled period by
 METHOD = (
     "slot-level simulation of SGLang's pipeline loop with this capture's host pieces, GPU times and hops; "
     "own throughput times the predicted ratio"
@@ -151,10 +152,12 @@ class Predictor:
         own = parts.throughput if parts.throughput is not None else sum(rounds) // len(rounds)
         predicted = own * (sum(o[0] for o in central) // len(central)) // PPM
         reach = [own * o[0] // PPM if parts.throughput is not None else o[1].throughput for o in outcomes]
-        low = min([*reach, predicted]) * (100 - NOISE_PERCENT) // 100
-        high = max([*reach, predicted]) * (100 + NOISE_PERCENT) // 100
         if not changes:
-            low, high = predicted * (100 - NOISE_PERCENT) // 100, predicted * (100 + NOISE_PERCENT) // 100
+            reach = []
+        # A model that does not give the capture's own period is trusted less by as much.
+        percent = NOISE_PERCENT + min(max(0, self._identity_percent() - _IDENTITY_PERCENT), 90 - NOISE_PERCENT)
+        low = min([*reach, predicted]) * (100 - percent) // 100
+        high = max([*reach, predicted]) * (100 + percent) // 100
         # One round stands for the figures per stage: the central one whose throughput is nearest to the prediction.
         shown = min(central, key=lambda o: (abs(own * o[0] // PPM - predicted), o[0]))[1]
         period = shown.ns // max(shown.steps, 1)
@@ -178,9 +181,13 @@ class Predictor:
             extrapolations=(*scenario.notes, *self._extrapolated(scenario, unseen, beyond, eager)),
         )
 
+    def _identity_percent(self) -> int:
+        """How far the model is from the profiled period, whole percent."""
+        return abs(self.identity_ns - self.parts.period_ns) * 100 // max(self.parts.period_ns, 1)
+
     def _calibrated(self, calibrations: Sequence[Calibration]) -> str:
         parts = self.parts
-        error = (self.identity_ns - parts.period_ns) / parts.period_ns
+        error = (self.identity_ns - parts.period_ns) / max(parts.period_ns, 1)
         identity = f"the model gives the profiled period within {error:+.1%}"
         held = [int(k.sum()) for k in calibrations[0].speed.known]
         fixed = ", ".join(f"{ns / 1e6:.2f} ms of stage {s}" for s, ns in enumerate(held) if ns)
@@ -191,12 +198,20 @@ class Predictor:
         missed = (
             ""
             if all(c.matched for c in calibrations)
-            else "; host time alone does not explain the server's own throughput"
+            else "; no host dilation explains the server's own throughput, the usual one is taken"
         )
         return f"host dilation by profiling {ways}, from the server's own throughput; {identity}{kept}{missed}"
 
     def _extrapolated(self, scenario: Scenario, unseen: Sequence[int], beyond: Sequence[int], eager: bool) -> list[str]:
         out: list[str] = []
+        if not self.parts.decode:
+            out.append(
+                "the capture holds no decode step: throughput is prefill tokens per second, of visits like these"
+            )
+        if self._identity_percent() > _IDENTITY_PERCENT:
+            out.append(
+                f"the model misses the profiled period by {self._identity_percent()} %: the range is wider by that"
+            )
         if scenario.merge:
             out.append(
                 "SGLang has no merging of waiting micro-batches: stages are played as queues in a ring, not as slots"

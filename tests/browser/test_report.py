@@ -241,7 +241,7 @@ def test_policy_forbids_what_escaping_missed(browser: Browser, tmp_path: Path) -
 
 
 def test_largest_report_hovers_and_zooms(browser: Browser, tmp_path: Path) -> None:
-    """8 stages of 200 steps: half a million stretches, some of them gathered, and all can still be reached."""
+    """8 stages of 200 steps: half a million stretches, and each can still be reached."""
     steps, kernels = 200, 150
     document, tables = sample(ranks=8, steps=steps, kernels=kernels)
     write_html(tmp_path / "report.html", document, tables)

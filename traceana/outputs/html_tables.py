@@ -54,6 +54,8 @@ def micro_batches(document: Document) -> Markup | None:
 
 def _sizes(size: Mapping[str, object]) -> str:
     low, high = count(size.get("min")), count(size.get("max"))
+    if integer(size.get("min")) is None:
+        return "unknown size"
     if low == high:
         return f"{low} request{'s' * (low != '1')}"
     return f"{low} to {high} requests, median {count(size.get('p50'))}"

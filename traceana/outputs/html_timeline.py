@@ -21,7 +21,7 @@ CODES: tuple[str, ...] = tuple(k.name for k in (*CLASSES, TRANSFER, *CAUSES))
 """Names of the codes, in order: kernel classes, transfer, causes. A stretch of several has the code MIXED."""
 MIXED = 255
 _TRANSFER = len(CLASSES)
-_MAX_STRETCHES = 800_000
+_MAX_STRETCHES = 500_000
 _MAX_TEXT = 4_000_000
 _LINKS = {"rank": pl.Int32, "gap": pl.Int64, "chain": pl.Int64, "what": pl.String}
 _EVIDENCE = ("root_rank", "detail", "crossed_token_return", "what")

@@ -358,7 +358,7 @@ CLOCK_RANKS = Table(
     "the clock of one rank against trace time",
     (
         Column("rank", I32, "rank"),
-        Column("offset_ns", I64, "its local time minus the reference's, at mid-window", "ns", nullable=True),
+        Column("offset_ns", I64, "its local time minus the reference's, at mid-window, as applied", "ns"),
         Column("drift_ppm", F64, "rate of its clock against the reference's", "ppm"),
         Column("uncertainty_ns", I64, "half width of the feasible interval; null where unbounded", "ns", nullable=True),
         Column("method", STR, "what bounds it, in words"),

@@ -257,7 +257,8 @@ def test_unrelated_ranks_are_said_to_be() -> None:
     assert model.reference_rank == 2
     assert set(model.components) == {(0,), (1,), (2, 3)}
     assert model.pairs.filter(pl.col("a") == 0).select("low_ns", "high_ns").null_count().row(0) == (3, 3)
-    assert model.ranks.get_column("offset_ns").to_list()[:3] == [None, None, 0]
+    assert model.ranks.get_column("offset_ns").to_list()[:3] == [0, 0, 0]
+    assert model.ranks.get_column("uncertainty_ns").to_list()[:2] == [None, None]
     assert model.ranks.get_column("method")[0].startswith("unrelated")
 
 

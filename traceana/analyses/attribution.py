@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from traceana.model.evidence import describe_chain
+from traceana.model.evidence import describe_chain, describe_links
 from traceana.model.model import Model
 from traceana.result import Result
 
@@ -12,11 +12,13 @@ __all__ = ["NAME", "run"]
 
 NAME = "attribution"
 _WORST = 10
+_DESCRIBED = 200
 
 
 def run(model: Model) -> Result:
     """Facts `blame` (rows of the matrix: who waits, root rank, cause, detail, whether the token return was crossed,
-    nanoseconds) and `worst_gaps` (the longest idle stretches with the chain of each). Table `attribution`."""
+    nanoseconds) and `worst_gaps` (the longest idle stretches with the chain of each). Tables `attribution`, `blame`, and
+    `links`: the events of the longest gaps in words."""
     attribution = model.blame.attribution
     length = (pl.col("end_ns") - pl.col("ts_ns")).alias("ns")
     matrix = (
@@ -35,7 +37,14 @@ def run(model: Model) -> Result:
         .group_by("rank", "gap")
         .agg(pl.col("ns").sum(), pl.col("ts_ns").min(), pl.col("end_ns").max(), pl.col("visit").first())
         .sort(["ns", "rank", "gap"], descending=[True, False, False])
-        .head(_WORST)
+        .head(_DESCRIBED)
     )
-    gaps = [row | {"chain": describe_chain(model, int(row["rank"]), int(row["gap"]))} for row in worst.to_dicts()]
-    return Result(NAME, {"attribution": attribution, "blame": matrix}, {"blame": matrix.to_dicts(), "worst_gaps": gaps})
+    gaps = [
+        row | {"chain": describe_chain(model, int(row["rank"]), int(row["gap"]))}
+        for row in worst.head(_WORST).to_dicts()
+    ]
+    return Result(
+        NAME,
+        {"attribution": attribution, "blame": matrix, "links": describe_links(model, worst)},
+        {"blame": matrix.to_dicts(), "worst_gaps": gaps},
+    )

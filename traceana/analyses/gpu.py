@@ -15,7 +15,7 @@ NAME = "gpu"
 def run(model: Model) -> Result:
     """Fact `gpu`: per rank the samples of the steady window (before the profile) where the capture names one, else of
     the whole capture; `samples` says how many and `window` which."""
-    samples = model.trace.capture.gpu_samples
+    every = samples = model.trace.capture.gpu_samples
     steady = model.facts.get("steady_window_ns")
     window = "the whole capture"
     if isinstance(steady, list | tuple) and len(steady) == 2 and all(isinstance(x, int) for x in steady):
@@ -37,7 +37,7 @@ def run(model: Model) -> Result:
                 "window": window,
             }
         )
-    return Result(NAME, {"gpu_samples": samples}, {"gpu": out})
+    return Result(NAME, {"gpu_samples": every}, {"gpu": out})
 
 
 def _figures(frame: pl.DataFrame, column: str) -> dict[str, object]:

@@ -162,10 +162,10 @@ class _Solved:
         if self.fit.knots:
             lo, _, hi = self.times
             slope = int(self.fit.at(hi)[node] - self.fit.at(lo)[node]) * PPB // (hi - lo)
-        open_both = up >= UNREACHED and down >= UNREACHED
         return {
             "rank": rank,
-            "offset_ns": None if open_both else theta + int(self.c.crude[node]),
+            # Of an unrelated rank this is what was applied: its stamps are taken as they are.
+            "offset_ns": theta + int(self.c.crude[node]),
             "drift_ppm": slope / 1000,
             "uncertainty_ns": None if UNREACHED in (up, down) else max(up - theta, theta + down),
             "method": self._method(rank, up, down, int(self.c.crude[node]), told),

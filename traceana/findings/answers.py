@@ -95,11 +95,7 @@ def _time(facts: Facts) -> _Answer:
         window = number(stage, "window_ns")
         classes = cast("Row", stage["busy_by_class_ns"])
         top = max(classes, key=lambda c: number(classes, c))
-        name = (
-            f"stage {stage['pp_rank']}"
-            if facts.is_pipeline and len(facts.rows_of_bound()) == len(facts.stages)
-            else f"rank {stage['rank']}"
-        )
+        name = facts.name(stage["rank"])
         parts.append(
             f"{name}: {percent(number(stage, 'busy_ns') / window)} busy ({top} {percent(number(classes, top) / window)}),"
             f" {percent(number(stage, 'transfer_ns') / window)} transfer, {percent(number(stage, 'bubble_ns') / window)} idle"
@@ -116,7 +112,7 @@ def _power(facts: Facts) -> str:
         if isinstance(power.get("mean"), int | float):
             limit = power.get("limit")
             of = f" of {limit:.0f} W" if isinstance(limit, int | float) else ""
-            words.append(f"{power['mean']:.0f} W{of} on rank {gpu['rank']}")
+            words.append(f"{power['mean']:.0f} W{of} on {facts.name(gpu['rank'])}")
     if not words:
         return ""
     unknown = "" if any(" of " in w for w in words) else "; the power limit was not recorded"
@@ -134,9 +130,9 @@ def _who(facts: Facts) -> _Answer:
     top = sorted(rows.items(), key=lambda x: (-x[1], str(x[0])))[:4]
     words: list[str] = []
     for (rank, root, cause), ns in top:
-        where = "" if root is None else (" of its own" if root == rank else f" of rank {root}")
-        words.append(f"rank {rank} waits {ms(ns / facts.steps)} a step for {_WORDS[str(cause)]}{where}" if facts.period_ns
-                     else f"rank {rank} waits {ms(ns)} for {_WORDS[str(cause)]}{where}")  # fmt: skip
+        where = "" if root is None else (" of its own" if root == rank else f" of {facts.name(root)}")
+        words.append(f"{facts.name(rank)} waits {ms(ns / facts.steps)} a step for {_WORDS[str(cause)]}{where}" if facts.period_ns
+                     else f"{facts.name(rank)} waits {ms(ns)} for {_WORDS[str(cause)]}{where}")  # fmt: skip
     doubt = facts.cause_ns(None, "unknown", "ambiguous") / total
     coverage = (
         f"{percent(1 - doubt)} of the idle time is explained."
@@ -210,7 +206,7 @@ def _merge(facts: Facts) -> _Answer:
                 "",
             ],
         )
-    text = f"No: all {compared} micro-batches compared keep their size on every stage ({sizes} requests). SGLang never merges them; a request stays in its slot for life."
+    text = f"No: all {compared} micro-batches compared keep their size on every stage ({sizes} {'request' if sizes == '1' else 'requests'}). SGLang never merges them; a request stays in its slot for life."
     waits = facts.blamed_ns(cause="downstream_backpressure") + facts.blamed_ns(cause="control_message")
     return (
         True,
@@ -247,7 +243,7 @@ def _costs(facts: Facts) -> _Answer:
                 if number(spread, "count")
                 else ""
             )
-            moe.append(f"{percent(float(share))} of the busy time of rank {row['rank']}{per}")
+            moe.append(f"{percent(float(share))} of the busy time of {facts.name(row['rank'])}{per}")
     text = f"MoE takes {_list(moe[:4])}." if moe else "No MoE kernels were recognised."
     return (bool(shown) or not facts.is_pipeline, [p2p, text])
 

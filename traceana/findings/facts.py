@@ -77,6 +77,11 @@ class Facts:
         """Micro-batch steps that fit into the window."""
         return self.window_ns / self.period_ns if self.period_ns else 1.0
 
+    def name(self, rank: object) -> str:
+        """What to call a rank: its stage where each stage is one rank, else the rank."""
+        one_each = self.is_pipeline and len({s.get("pp_rank") for s in self.stages}) == len(self.stages)
+        return f"stage {self.document_stage(rank)}" if one_each and isinstance(rank, int) else f"rank {rank}"
+
     def document_stage(self, rank: int) -> int:
         """Pipeline stage of a rank; the rank itself where unknown."""
         for stage in self.stages:

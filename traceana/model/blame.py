@@ -99,7 +99,7 @@ class _Blamer:
         )  # fmt: skip
         host = base.element == THREAD
         parts.append(base.take(np.flatnonzero(~host)))
-        thread_rank = graph.thread_rank[base.ref * host]
+        thread_rank = np.append(graph.thread_rank, -1)[np.where(host, base.ref, -1)]
         for i, phases in enumerate(self.phases):
             rows = np.flatnonzero(host & (thread_rank == i))
             if rows.size == 0:

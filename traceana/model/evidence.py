@@ -10,7 +10,7 @@ import polars as pl
 from traceana.model.chain import ACTIVITY, CAUSES, CONTROL, END, FORWARD, MESSAGE, REASONS, START, SYNC, THREAD
 from traceana.model.model import Model
 
-__all__ = ["describe_chain"]
+__all__ = ["describe_chain", "describe_links"]
 
 _WORDS = {
     "upstream_compute": "computes", "downstream_backpressure": "computes and takes nothing yet",
@@ -93,3 +93,12 @@ def _links_of(model: Model, rank: int, gap: int) -> dict[int, str]:
             text += f" {_WORDS[cause]}"
         out[int(links.link[k])] = text
     return out
+
+
+def describe_links(model: Model, gaps: pl.DataFrame) -> pl.DataFrame:
+    """The events of the chains of `gaps` (rank, gap) in words: rank, gap, chain (number of the link), what."""
+    out: list[tuple[int, int, int, str]] = []
+    for rank, gap in gaps.select("rank", "gap").iter_rows():
+        out += [(rank, gap, k, what) for k, what in _links_of(model, rank, gap).items()]
+    kinds = {"rank": pl.Int32, "gap": pl.Int64, "chain": pl.Int64, "what": pl.String}
+    return pl.DataFrame(out, schema=kinds, orient="row")

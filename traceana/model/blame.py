@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import polars as pl
 
 from traceana import schema
 from traceana.intervals import IntArray, Intervals, intersect_pairs, subtract, union
-from traceana.model.chain import CAUSES, CODE, FORWARD, REASONS, THREAD, Links, walk
+from traceana.model.chain import CAUSES, CODE, CONTROL, FORWARD, MESSAGE, REASONS, THREAD, Links, walk
 from traceana.model.gaps import Gaps, find_gaps
 from traceana.model.graph import Graph, build_graph
 from traceana.model.kernel_classes import is_communication
@@ -86,11 +86,14 @@ class _Blamer:
         self.begin = np.concatenate([g.begin for g in self.gaps])
         self.first = np.cumsum([0, *(g.head.size for g in self.gaps)])
 
-    def pieces(self, shift: IntArray) -> tuple[_Pieces, Links]:
-        """All bubbles in pieces under clocks moved by `shift`, on the waiters' own (unmoved) clocks."""
+    def pieces(self, shift: IntArray, chains: IntArray | None = None) -> tuple[_Pieces, Links]:
+        """All bubbles, or those of some chains, in pieces under clocks moved by `shift`, on the waiters' own (unmoved)
+        clocks. Some chains come without the stretches that need none."""
         graph = self.graph.shifted(shift)
+        which = np.arange(self.head.size) if chains is None else chains
         waiter = self.graph.activity.rank[self.head]
-        links = walk(graph, self.head, self.begin + shift[waiter])
+        links = walk(graph, self.head[which], (self.begin + shift[waiter])[which])
+        links = replace(links, chain=which[links.chain])
         parts: list[_Pieces] = []
         base = _Pieces(
             rank=waiter[links.chain], lo=links.lo, hi=links.hi, cause=links.cause, root=links.root, crossed=links.crossed,
@@ -132,10 +135,10 @@ class _Blamer:
         every = _Pieces(*(np.concatenate([getattr(p, f) for p in parts]) for f in _Pieces.__slots__))
         back = shift[every.rank]
         every = every.take(np.arange(back.size), lo=every.lo - back, hi=every.hi - back)
-        return self._in_bubbles(every), links
+        return self._in_bubbles(every, whole=chains is None), links
 
-    def _in_bubbles(self, every: _Pieces) -> _Pieces:
-        """Cut to the idle intervals, with the labels that need no chain put over them."""
+    def _in_bubbles(self, every: _Pieces, *, whole: bool) -> _Pieces:
+        """Cut to the idle intervals; if `whole`, with the stretches that need no chain."""
         out: list[_Pieces] = []
         for i, r in enumerate(self.trace.ranks):
             state = self.states[r]
@@ -146,6 +149,8 @@ class _Blamer:
             same = every.gap[rows[a]] == idle_gap[b]
             cut = every.take(rows[a[same]], lo=over.start[same], hi=over.end[same])
             out.append(cut)
+            if not whole:
+                continue
             nothing = idle_gap < 0
             out.append(self._plain(i, Intervals(idle.start[nothing], idle.end[nothing]), CODE["unknown"]))
             if label.start.size:
@@ -215,15 +220,17 @@ def blame(trace: Trace, states: Mapping[int, DeviceStates]) -> Blame:
     base, links = blamer.pieces(zero)
     doubt: list[list[Intervals]] = [[] for _ in range(n)]
     tallies = [_tally(base, n)]
+    open_chains = _clock_bound(links, blamer.graph, blamer.head)
+    settled = _tally(base.take(~np.isin(base.gap, open_chains)), n)
     for i, r in enumerate(trace.ranks):
         u = trace.uncertainty_ns.get(r)
-        if not u:
+        if not u or open_chains.size == 0:
             continue
         for sign in (-1, 1):
             shift = zero.copy()
             shift[i] = sign * u
-            moved, _ = blamer.pieces(shift)
-            tallies.append(_tally(moved, n))
+            moved, _ = blamer.pieces(shift, open_chains)
+            tallies.append(settled + _tally(moved, n))
             for k, spans in enumerate(_disagreement(base, moved, n)):
                 doubt[k].append(spans)
     if len(tallies) > 1:
@@ -237,6 +244,15 @@ def blame(trace: Trace, states: Mapping[int, DeviceStates]) -> Blame:
         tuple(int(x) for x in blamer.first[:-1]),
         tuple(blamer.phases),
     )
+
+
+def _clock_bound(links: Links, graph: Graph, head: IntArray) -> IntArray:
+    """Chains that a clock can change: those with a message, with a host thread (whose commits compare clocks), or with
+    anything on another rank. Most chains are gaps inside CUDA graphs and have none of it."""
+    bound = np.isin(links.element, (MESSAGE, CONTROL)) | (links.root != graph.activity.rank[head[links.chain]])
+    if graph.control_send.size:
+        bound |= links.element == THREAD
+    return np.unique(links.chain[bound])
 
 
 def _tally(pieces: _Pieces, ranks: int) -> IntArray:

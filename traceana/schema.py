@@ -322,6 +322,12 @@ CONTROLS = Table(
         Column("send_end_ns", I64, "end of the `gloo:send` span, which outlives the call", "ns"),
         Column("recv_ts_ns", I64, "start of the blocking receive", "ns"),
         Column("recv_end_ns", I64, "end of the blocking receive", "ns"),
+        Column(
+            "committed",
+            BOOL,
+            "false where the profiler stopped before the send was committed: its end is unknown",
+            nullable=True,
+        ),
     ),
 )
 COLLECTIVES = Table(

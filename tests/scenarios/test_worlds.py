@@ -23,8 +23,8 @@ from tracegen import build, names
 from tracegen.world import World
 
 # What an event was recorded on, and which stream a wait call is for, the trace does not say; in these worlds the
-# evidence of all instances leaves a wrong lane open, or a chain runs into the first events of a trace.
-NOT_EXACT = {"pp4_empty_slots", "pp4_mixed", "pp4_parity", "pp8_burst_depth8"}
+# evidence of all instances leaves a wrong lane open, or the last chains run beyond the end of another rank's trace.
+NOT_EXACT = {"pp4_empty_slots", "pp4_mixed", "pp8_burst_depth8"}
 KEYS = ["state", "cause", "root", "crossed"]
 
 
@@ -132,12 +132,15 @@ def test_every_nanosecond_has_its_true_cause_and_root(name: str, folder: Path) -
 
 
 @pytest.mark.parametrize("name", sorted(NOT_EXACT))
-def test_where_ids_lack_at_most_a_five_hundredth_is_wrong(name: str, folder: Path) -> None:
+def test_where_the_trace_lacks_links_it_says_unknown_and_hardly_ever_errs(name: str, folder: Path) -> None:
     truth = world(name, folder)
     model = exact_model(folder / name)
     window = model.trace.window
     wrong = differences(compared(found(model), true(truth, window.start_ns, window.end_ns)))
-    assert 500 * int(wrong.get_column("ns").sum()) <= window.duration_ns * len(model.trace.ranks)
+    total = window.duration_ns * len(model.trace.ranks)
+    unknown = wrong.filter(pl.col("cause") == "unknown").get_column("ns").sum()
+    assert 20 * int(unknown) <= total
+    assert 10_000 * (int(wrong.get_column("ns").sum()) - int(unknown)) <= total
 
 
 @pytest.mark.parametrize("name", ["pp2_decode", "pp4_decode", "pp2_depth2", "tp2_pp4"])

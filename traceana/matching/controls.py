@@ -41,7 +41,7 @@ def control_endpoints(rank: RankTables, visits: pl.DataFrame, topology: Topology
     empty = pl.DataFrame(
         schema={
             "rank": pl.Int32, "side": pl.String, "src": pl.Int32, "dst": pl.Int32, "kind": pl.String, "visit": pl.Int64,
-            "index": pl.Int64, "ts_ns": pl.Int64, "end_ns": pl.Int64,
+            "index": pl.Int64, "ts_ns": pl.Int64, "end_ns": pl.Int64, "finished": pl.Boolean,
         }
     )  # fmt: skip
     me = rank.info.rank
@@ -71,7 +71,9 @@ def control_endpoints(rank: RankTables, visits: pl.DataFrame, topology: Topology
             "finished",
         ).filter(pl.col("visit") >= 0)
         index = (pl.col("ts_ns").cum_count().over("kind", "visit") - 1).cast(pl.Int64).alias("index")
-        parts.append(frame.with_columns(index).filter(pl.col("finished")).select(empty.columns))
+        # A send that the stop cut was called all the same; a receive that it cut has no end to speak of.
+        known = pl.col("finished") | (pl.col("side") == "send")
+        parts.append(frame.with_columns(index).filter(known).select(empty.columns))
     return pl.concat(parts)
 
 
@@ -89,7 +91,7 @@ def pair_controls(endpoints: Mapping[int, pl.DataFrame], topology: Topology) -> 
     equal = counts.filter(pl.col("n_send") == pl.col("n_recv")).select(keys)
     pairs = (
         sends.join(equal, on=keys, how="semi", maintain_order="left")
-        .rename({"ts_ns": "send_ts_ns", "end_ns": "send_end_ns"})
+        .rename({"ts_ns": "send_ts_ns", "end_ns": "send_end_ns", "finished": "committed"})
         .join(
             receives.select(*keys, "index", pl.col("ts_ns").alias("recv_ts_ns"), pl.col("end_ns").alias("recv_end_ns")),
             on=[*keys, "index"],

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceana.intervals import IntArray
-from traceana.model.graph import NEVER, STOP_COMMIT, STOP_RECEIVE, STOP_SYNC, Graph
+from traceana.model.graph import NEVER, STOP_ALONE, STOP_COMMIT, STOP_RECEIVE, STOP_SYNC, Graph
 
 __all__ = ["CAUSES", "ELEMENTS", "Links", "held_commits", "walk"]
 
@@ -173,6 +173,10 @@ class _Walker:
         rank = a.rank[j]
         received, sent, forward = a.recv_of[j], a.send_of[j], a.forward[j]
         is_recv = received >= 0
+        lone = a.receives[j] & ~is_recv
+        self.give_up(chains[lone], j[lone], _NO_PARTNER)
+        chains, j, rank = chains[~lone], j[~lone], rank[~lone]
+        received, sent, forward, is_recv = received[~lone], sent[~lone], forward[~lone], is_recv[~lone]
         is_send = (sent >= 0) & ~is_recv
         remote = (forward >= 0) & (rank != self.waiter[chains]) & ~is_recv & ~is_send
         rest = ~is_recv & ~is_send & ~remote
@@ -248,6 +252,8 @@ class _Walker:
             self.crossed[k[late]] |= g.control_token[m[late]]
             self.blocked[k[late]] = False
             self.go(k[late], _HOST, g.control_src[m[late]])
+        pick = kind == STOP_ALONE
+        self.give_up(c[pick], row[pick], _NO_PARTNER)
         pick = kind == STOP_COMMIT
         if pick.any():
             k, m = c[pick], ref[pick]

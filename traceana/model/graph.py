@@ -20,10 +20,10 @@ from traceana.model.forwards import forward_of_activities
 from traceana.model.trace import Trace
 from traceana.model.transfers import message_parts
 
-__all__ = ["NEVER", "STOP_COMMIT", "STOP_RECEIVE", "STOP_SYNC", "Graph", "build_graph"]
+__all__ = ["NEVER", "STOP_ALONE", "STOP_COMMIT", "STOP_RECEIVE", "STOP_SYNC", "Graph", "build_graph"]
 
 NEVER = np.int64(-(1 << 62))
-STOP_RECEIVE, STOP_COMMIT, STOP_SYNC = 1, 2, 3
+STOP_RECEIVE, STOP_COMMIT, STOP_SYNC, STOP_ALONE = 1, 2, 3, 4
 
 _SYNCS = r"^(cuda|hip)(EventSynchronize|StreamSynchronize|DeviceSynchronize)|^cu(Event|Stream|Ctx)Synchronize"
 _WAITS = r"StreamWait(Event|Value)"
@@ -49,6 +49,7 @@ class Activities:
     send_of: IntArray
     recv_of: IntArray
     waits: IntArray
+    receives: np.ndarray
     previous: IntArray
     other: IntArray
 
@@ -223,6 +224,7 @@ def _rank_activities(
     e1 = np.where(previous >= 0, np.minimum(end[np.maximum(previous, 0)], start), NEVER)
     released = np.maximum(e1, np.where(call_start == NEVER, NEVER, np.minimum(call_end, start)))
     issued = np.where(call_start == NEVER, start, call_start)
+    receives = (rank.device.get_column("collective").cast(pl.String) == "recv").fill_null(False).to_numpy()
     sends = (rank.device.get_column("collective").cast(pl.String) == "send").fill_null(False).to_numpy()
     lane = 2 * np.unique(stream, return_inverse=True)[1] + sends
     if waits.size:
@@ -238,7 +240,7 @@ def _rank_activities(
         Activities(
             rank=np.full(n, index, dtype=np.int64), row=np.arange(n), start=start, end=end, stream=stream, lane=lane,
             call_start=call_start, call_end=call_end, thread=thread, forward=none.copy(), send_of=none.copy(),
-            recv_of=none.copy(), waits=np.zeros(n, dtype=np.int64), previous=np.where(previous >= 0, previous + first, -1),
+            recv_of=none.copy(), waits=np.zeros(n, dtype=np.int64), receives=receives, previous=np.where(previous >= 0, previous + first, -1),
             other=np.where(other >= 0, other + first, -1),
         ),
         member,
@@ -271,11 +273,13 @@ def _sync_stops(
     only[by_stream] = act.stream[mine[at[by_stream]]]
     found = np.full(start.size, -1, dtype=np.int64)
     best = start.copy()
+    everything = calls.get_column("name").cast(pl.String).str.contains("DeviceSynchronize|Ctx").to_numpy()
     for lane in np.unique(act.lane[mine]):
         members = mine[act.lane[mine] == lane]
         at = np.searchsorted(act.call_start[members], start, side="left") - 1
         last = members[np.maximum(at, 0)]
-        known = (at >= 0) & ((only < 0) | (act.stream[last] == only))
+        # The host waits for results; a send is waited for by the streams that reuse its buffer.
+        known = (at >= 0) & ((only < 0) | (act.stream[last] == only)) & (everything | (lane % 2 == 0))
         refuted = np.isin(site, np.unique(site[known & (act.end[last] > end)]))
         take = known & ~refuted & (act.end[last] > best)
         found[take] = last[take]
@@ -290,6 +294,18 @@ def _span(phases: pl.DataFrame, at: IntArray) -> IntArray:
     kinds = np.append(np.unique(phases.get_column("detail").to_numpy(), return_inverse=True)[1], -1)
     numbers: IntArray = kinds[index].astype(np.int64)
     return numbers
+
+
+def _lone_receives(trace: Trace, index: int, main: int) -> Intervals:
+    """gloo receives of a rank's scheduler whose send is in no trace: what they waited for is not known."""
+    rank = trace.capture.ranks[index]
+    me = rank.info.rank
+    paired = trace.controls.filter(pl.col("dst") == me).get_column("recv_ts_ns")
+    own = rank.annotations.filter(
+        (pl.col("name") == "gloo:recv") & (pl.col("tid") == main_thread(rank)) & pl.col("finished")
+    )
+    lone = own.filter(~pl.col("ts_ns").is_in(paired.implode())) if main >= 0 else own.clear()
+    return Intervals(lone.get_column("ts_ns").to_numpy(), lone.get_column("end_ns").to_numpy())
 
 
 def _boundaries(trace: Trace, index: int, tid: int) -> IntArray:
@@ -366,8 +382,18 @@ def build_graph(trace: Trace, phases: Sequence[pl.DataFrame]) -> Graph:
     receive = [c_dst, c.get_column("recv_ts_ns").to_numpy(), c.get_column("recv_end_ns").to_numpy()]
     stops.append([*receive, np.full(c.height, STOP_RECEIVE), np.arange(c.height)])
     commit = [c_src, c.get_column("send_ts_ns").to_numpy(), c.get_column("send_end_ns").to_numpy()]
-    stops.append([*commit, np.full(c.height, STOP_COMMIT), np.arange(c.height)])
+    whole = np.flatnonzero(c.get_column("committed").fill_null(True).to_numpy())
+    stops.append([*(x[whole] for x in commit), np.full(whole.size, STOP_COMMIT), whole])
     for i in range(len(ranks)):
+        alone = _lone_receives(trace, i, mains[i])
+        stops.append(
+            [
+                np.full(alone.start.size, mains[i]),
+                *alone,
+                np.full(alone.start.size, STOP_ALONE),
+                np.zeros_like(alone.start),
+            ]
+        )
         thread, start, end, ref = _sync_stops(trace, phases[i], i, act, threads)
         stops.append([thread, start, end, np.full(thread.size, STOP_SYNC), ref])
     joined = [np.concatenate([s[k] for s in stops]).astype(np.int64) for k in range(5)]

@@ -43,8 +43,23 @@ def run(model: Model) -> Result:
         row | {"chain": describe_chain(model, int(row["rank"]), int(row["gap"]))}
         for row in worst.head(_WORST).to_dicts()
     ]
+    links = describe_links(model, worst)
     return Result(
         NAME,
-        {"attribution": attribution, "blame": matrix, "links": describe_links(model, worst)},
+        {"attribution": _with_events(attribution, links), "blame": matrix, "links": links},
         {"blame": matrix.to_dicts(), "worst_gaps": gaps},
+    )
+
+
+def _with_events(attribution: pl.DataFrame, links: pl.DataFrame) -> pl.DataFrame:
+    """ATTRIBUTION with the events that bound each stretch of a described gap: the link before it in the chain ends it,
+    the link after it starts it."""
+    keys = ["rank", "gap", "chain"]
+    after = links.select("rank", "gap", pl.col("chain") - 1, pl.col("what").alias("first"))
+    before = links.select("rank", "gap", pl.col("chain") + 1, pl.col("what").alias("last"))
+    return (
+        attribution.join(after, on=keys, how="left", maintain_order="left")
+        .join(before, on=keys, how="left", maintain_order="left")
+        .with_columns(pl.col("first").alias("first_event"), pl.col("last").alias("last_event"))
+        .drop("first", "last")
     )

@@ -14,11 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "fixtures"))
 
-from tracegen import Load, Model, build_model
-
 from traceana.model.blame import blame
 from traceana.model.states import device_states
 from traceana.pipeline import Options, load_model
+from tracegen import Load, Model, build_model
 
 
 def measure(pp: int, steps: int) -> tuple[int, float]:

@@ -123,6 +123,7 @@ class Load:
         self._arrivals: queue.Queue[int] | None = queue.Queue() if spec.rate else None
         self._open: dict[int, http.client.HTTPConnection] = {}
         self._threads: list[threading.Thread] = []
+        self._streaming: Request | None = None
 
     def start(self) -> Load:
         """Start all clients."""
@@ -153,6 +154,19 @@ class Load:
     def done(self) -> bool:
         """All of a limited number of requests have ended."""
         return bool(self._threads) and not any(t.is_alive() for t in self._threads)
+
+    def streamed(self) -> float | None:
+        """How far the streaming client's present request is, 0 to 1; None while it waits for its first token."""
+        request = self._streaming
+        if request is None or not request.token_ns:
+            return None
+        return len(request.token_ns) / self.spec.output[1]
+
+    def streams(self) -> list[Request]:
+        """The streaming client's requests so far, the present one included."""
+        present = self._streaming
+        found = [r for r in self.snapshot() if r.token_ns]
+        return [*found, present] if present is not None and present not in found else found
 
     def snapshot(self) -> list[Request]:
         """The requests that have ended, in order of their end."""
@@ -217,6 +231,7 @@ class Load:
         stream: bool,
     ) -> Request:
         request = Request(worker, index, time.time_ns(), 0, -1, len(ids), None)
+        self._streaming = request if stream else self._streaming
         try:
             path, body = self._body(ids, output, stream)
             connection.request("POST", self._server.path + path, json.dumps(body), self._server.headers)

@@ -71,7 +71,7 @@ def measure(
             window["server_latency_ns_mean"] = mean
     if load is not None:
         window.update(client_figures(load.snapshot(), start_ns, end_ns))
-        window["loop_ns"] = usual_loop(loop_times(load.snapshot(), start_ns, end_ns))
+        window["loop_ns"] = usual_loop(loop_times(load.streams(), start_ns, end_ns))
     return window
 
 
@@ -141,6 +141,11 @@ class Poller:
             self.series.append((time.time_ns(), tokens(reply.text)))
         return True
 
+    def poll_now(self) -> bool:
+        """Read once, whatever the pace."""
+        self._due = 0.0
+        return self.poll()
+
     def moves(self) -> bool:
         """Whether tokens were counted over the last polls; True where the server counts none."""
         values = {v.get("decode") for _, v in self.series[-40:]}
@@ -184,7 +189,7 @@ def disturbance(
     without, the decode counters. Fewer than ten loops tell nothing. `whole` counts everything from the request to the
     last file, the stall of the export included. Keys whose facts are missing are None.
     """
-    requests = load.snapshot() if load else []
+    streams = load.streams() if load else []
     before = [w for w in windows if str(w["name"]).startswith("steady")]
     rates = [w["decode_tokens_per_s"] for w in before if w.get("decode_tokens_per_s")]
     outside = round(sum(rates) / len(rates), 2) if rates else None
@@ -194,15 +199,16 @@ def disturbance(
         "disturbance": None,
         "source": None,
     }
-    polled = [(t, v["decode"]) for t, v in series if start_ns <= t <= end_ns and v.get("live")]
+    polled = [(t, v["decode"]) for t, v in series if v.get("live")]
     if len(polled) > 1 and polled[-1][0] > polled[0][0]:
         out["whole_tokens_per_s"] = round((polled[-1][1] - polled[0][1]) * 1e9 / (polled[-1][0] - polled[0][0]), 2)
-    stamps = sorted(t for r in requests for t in r.token_ns)
-    span = recording_span(stamps, start_ns, end_ns)
+    # Only the request that streamed when the profile began: the time between two requests is no stall.
+    present = [r for r in streams if r.token_ns and r.token_ns[0] < start_ns < r.token_ns[-1]]
+    span = recording_span(present[-1].token_ns, start_ns, end_ns) if present else None
     if span is not None and before:
         first, last, stall = span
-        still = loop_times(requests, before[0]["start_ns"], before[-1]["end_ns"])
-        moved = loop_times(requests, first, last + 1)
+        still = loop_times(streams, before[0]["start_ns"], before[-1]["end_ns"])
+        moved = loop_times(present[-1:], first, last + 1)
         usual, inside = usual_loop(still), usual_loop(moved)
         if usual and inside:
             out.update(
@@ -215,7 +221,7 @@ def disturbance(
             )
             return out
     progress = [a for a, b in zip(polled, [(0, -1), *polled], strict=False) if a[1] != b[1]]
-    span = recording_span([t for t, _ in progress], start_ns, end_ns)
+    span = recording_span([t for t, _ in progress if t >= start_ns], start_ns, end_ns)
     if span is not None:
         first, last, stall = span
         counted = dict(progress)

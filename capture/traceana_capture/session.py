@@ -202,6 +202,7 @@ class Session:
             outcome = self._nsys.run(profile, self._measured.poller, timeout_s=self.options.timeout, died=self.died)
         elif self.options.hook:
             control, seen = find_control(self._control, self._local), self._incoming[-1].seen[0]
+            self._measured.poller.poll_now()
             recording = HookRecording(control, keys, seen, steps=steps, slots=info.slots, pause=self._pause)
             for path in recording.step_times(timeout_s=self.options.timeout, died=self.died):
                 fetch(path, self.folder / "server" / path.name)
@@ -246,7 +247,7 @@ class Session:
         requested = time.time_ns()
         self._may_sweep, self._followed = False, (profile, keys)
         try:
-            poller.poll()
+            poller.poll_now()
             profile.start()
             replied = time.time_ns()
             outcome = profile.wait(
@@ -262,6 +263,7 @@ class Session:
                 self._say("stopping the profiler")
                 profile.stop()
         outcome.requested_ns, outcome.replied_ns, outcome.complete_ns = requested, replied, time.time_ns()
+        poller.poll_now()
         self._may_sweep = outcome.complete and len(keys) == len(profile.info.ranks)
         return outcome
 

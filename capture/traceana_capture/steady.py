@@ -16,6 +16,7 @@ __all__ = ["mid_request", "wait_steady"]
 _SPREAD = 0.25  # rates of three seconds within a quarter of their mean
 _SAMPLES = 3
 _PAUSE_S = 1.0
+_EARLY, _LATE = 0.1, 0.4  # of an answer
 
 
 def wait_steady(
@@ -85,13 +86,16 @@ def wait_steady(
     return {"steady": False, "seconds": round(timeout_s, 1), "why": f"not steady after {timeout_s:.0f} s"}
 
 
-def mid_request(load: Load, cycle: int | None, *, pause: Callable[[float], None]) -> None:
-    """Wait until requests have just been answered, and then two fifths of a request's life (4 s at most): clients that
-    march in step are then all decoding."""
-    count, end = len(load.snapshot()), time.monotonic() + min((cycle or 10**9) * 1.5e-9, 20.0)
-    while len(load.snapshot()) == count and time.monotonic() < end:
-        pause(0.01)
-    pause(min((cycle or 0) * 0.4e-9, 4.0))
+def mid_request(load: Load, cycle: int | None, *, pause: Callable[[float], None]) -> bool:
+    """Wait until the streaming client's request is between a tenth and two fifths of its answer, for three requests'
+    lives at most: clients that march in step are then all decoding, and its tokens cover the profile. Whether it is."""
+    end = time.monotonic() + min((cycle or 10**9) * 3e-9, 60.0)
+    while time.monotonic() < end:
+        share = load.streamed()
+        if share is not None and _EARLY <= share <= _LATE:
+            return True
+        pause(0.005)
+    return False
 
 
 def _running(server: HttpServer) -> int | None:

@@ -86,8 +86,8 @@ class Measurements:
         if self.windows:
             span = {"start_ns": self.windows[0]["start_ns"], "end_ns": self.windows[-1]["end_ns"]}
             self._manifest.document["steady_window"] = span
-        if self.load is not None:
-            steady.mid_request(self.load, cycle, pause=self._pause)
+        if self.load is not None and not steady.mid_request(self.load, cycle, pause=self._pause):
+            self._manifest.problem("not_mid_request", "info", "no answer of the streaming client was in its middle")
 
     def settle(self) -> None:
         """Let a stall pass: one request's life, ten seconds at most."""

@@ -30,6 +30,9 @@ class Recorded:
     def snapshot(self) -> list[Request]:
         return self.requests
 
+    def streams(self) -> list[Request]:
+        return self.requests
+
 
 def load_of(*requests: Request) -> Load:
     return cast("Load", Recorded(*requests))

@@ -55,7 +55,8 @@ def problems(document: Mapping[str, Any]) -> dict[str, str]:
 
 def test_an_attached_capture_is_complete_and_says_all(tmp_path: Path) -> None:
     with FakeServer(traps=Traps(merged=True, profiled_step_factor=2.0)) as fake:
-        document = capture(fake, tmp_path / "cap", throw_away="yes", ranks="0-1", steps=31)
+        load = "concurrency=4,input=4,output=150"
+        document = capture(fake, tmp_path / "cap", throw_away="yes", ranks="0-1", steps=31, load=load)
         assert not fake.profiling and len(fake.written) == 4
     folder = tmp_path / "cap"
     assert document["status"] == "complete" and document["schema_version"] == 1

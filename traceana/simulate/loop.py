@@ -26,7 +26,8 @@ class Step(NamedTuple):
     """One visit of one stage: host work before each point of the loop (see `traceana.simulate.marks`), in ns, and its
     forward. `batch` is 0 in a slot without a batch; `gpu` is the forward's GPU time, `graph` whether one launch holds
     most of it (it then starts when the launch returns), `last` the kernel that the last launch call brings; `side_before`
-    and `side_after` are GPU time of the scheduler's own kernels ahead of the forward and behind it."""
+    and `side_after` are GPU time of the scheduler's own kernels ahead of the forward and behind it, `head` of the forward's
+    kernels ahead of its graph, launched when `head_at` (ppm) of `prepare` have passed."""
 
     receive: int = 0
     ingest: int = 0
@@ -57,6 +58,8 @@ class Step(NamedTuple):
     graph: bool = True
     side_before: int = 0
     side_after: int = 0
+    head: int = 0
+    head_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +260,12 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
                     schedule = max(schedule, proxy_end)
                     proxy_end = -1
                 if batch:
+                    ready = max(forward, schedule)
+                    if p.head:
+                        ready = max(ready, host + p.prepare * p.head_at // 1_000_000) + p.head
                     host += p.prepare
                     issued = host
                     host += p.launch
-                    ready = max(forward, schedule)
                     if not p.graph:
                         forward = max(max(ready, issued) + p.gpu, host + p.last)
                     elif ready > host:

@@ -42,7 +42,7 @@ def host_pieces(model: Model, rank: int, depth: int, first: int, last: int) -> p
     """One row per whole visit of `rank` from `first` to `last`: visit, slot, mode, batch_size, tokens, ts_ns, end_ns, `graphed`, a
     column of nanoseconds per point of `program(depth)`, `wake` (from the end of the GPU work awaited to the sync's return) and
     `wait_ns` (everything the host waited for). Work, wake and waits of a row sum to its length. `receives_first`: results
-    come in before they go out; `copies_last`: the copy to the host was issued when all of that was done. `launched` is when the launch of the forward returned, `paired` false where the
+    come in before they go out; `copies_last`: the copy to the host was issued when all of that was done. `paired` is false where the
     requests that came in were not matched: what the host waited for is then not known.
     """
     table = next(r for r in model.trace.capture.ranks if r.info.rank == rank)
@@ -81,7 +81,6 @@ def host_pieces(model: Model, rank: int, depth: int, first: int, last: int) -> p
         (pl.col("end_ns") - pl.col("ts_ns") - worked).alias("wait_ns"),
         pl.lit(receives_first).alias("receives_first"),
         (frame.get_column("copied") > frame.get_column("post_output")).alias("copies_last"),
-        frame.get_column("launch").alias("launched"),
         frame.get_column("receive").is_not_null().alias("paired") if model.trace.topology.stage.get(rank, 0) else pl.lit(True).alias("paired"),
     )  # fmt: skip
 

@@ -32,15 +32,13 @@ _FLOOR = 0.2
 @dataclass(frozen=True, slots=True)
 class StageParts:
     """One stage. `host` has a row per visit and a column per name of COLUMNS, ns; `kernels` has the same rows; `graphed`
-    says whether a graph launch issued the forward. `lag`: ns from the graph's launch, or from what its stream waited for, to
-    the forward's end, beyond its GPU time; negative where kernels ran ahead of the graph. `receives_first`: results come
+    says whether a graph launch issued the forward. `receives_first`: results come
     in before they go out (some versions, on odd stages); `copies_last`: their copy to the host is issued after both."""
 
     rank: int
     host: IntArray
     graphed: np.ndarray
     kernels: Kernels
-    lag: tuple[int, int] = (0, 0)
     receives_first: bool = False
     copies_last: bool = True
 
@@ -124,9 +122,6 @@ def measure(model: Model) -> Parts:
         usual = _usual(frame, kernels, batch)
         stalled += int((~usual).sum())
         graphed = frame.get_column("graphed").fill_null(False).to_numpy()
-        lag = _lag(
-            model, rank, frame.select("visit", "launched"), visits[graphed & usual], kernels.gpu[graphed & usual]
-        )
         first = bool(frame.get_column("receives_first").any())
         copies = frame.get_column("copies_last").mean()
         stages.append(
@@ -135,7 +130,6 @@ def measure(model: Model) -> Parts:
                 _filled(frame, batch, usual),
                 graphed,
                 kernels.replaced(batch, usual),
-                lag,
                 first,
                 copies is None or float(cast("float", copies)) > 0.5,
             )
@@ -304,32 +298,6 @@ def _hops(model: Model, heads: Sequence[int], stage: int) -> Hops:
         copy=_copy(model, dst),
         eager=not held.height or 2 * blocked <= held.height,
     )
-
-
-def _lag(model: Model, rank: int, launched: pl.DataFrame, visits: IntArray, gpu: IntArray) -> tuple[int, int]:
-    """Medians of the lag where the launch came last, and where the activations or the forward before did."""
-    forwards = model.trace.forwards.filter(pl.col("rank") == rank).sort("ts_ns")
-    forwards = forwards.select("visit", "end_ns", pl.col("end_ns").shift(1).alias("previous"))
-    received = model.trace.messages.filter((pl.col("dst") == rank) & (pl.col("kind") == "proxy"))
-    received = received.group_by("visit").agg(pl.col("recv_end_ns").max().alias("received"))
-    released = pl.max_horizontal("previous", "received")
-    frame = (
-        pl.DataFrame({"visit": visits, "gpu": gpu})
-        .join(forwards, on="visit").join(launched, on="visit").join(received, on="visit", how="left")
-        .drop_nulls("launched")
-        .with_columns(
-            (pl.col("end_ns") - pl.max_horizontal("launched", released) - pl.col("gpu")).alias("lag"),
-            (pl.col("launched") >= released.fill_null(0)).alias("by_launch"),
-        )
-    )  # fmt: skip
-    by = {
-        side: frame.filter(pl.col("by_launch") == side).get_column("lag").quantile(0.5, "lower")
-        for side in (True, False)
-    }
-    launch, stream = by[True], by[False]
-    # Where the stream was never the last to be ready, the kernels ahead of the graph would have to wait too.
-    first = 0 if launch is None else int(launch)
-    return first, (max(0, first) if stream is None else int(stream))
 
 
 def _copy(model: Model, rank: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -11,6 +11,7 @@ import numpy as np
 from traceana.intervals import IntArray
 from traceana.simulate.growth import CONSTANT, PPM, Experts, scaled_to_batch
 from traceana.simulate.hosts import HostSpeed, as_profiled, graph_launch_ns, unprofiled
+from traceana.simulate.kernels import APART, EARLY, HEAD, LATE
 from traceana.simulate.loop import Hops, Loop, Step, simulate
 from traceana.simulate.parts import COLUMNS, Parts
 from traceana.simulate.scenario import Scenario, unchanged
@@ -70,14 +71,14 @@ def play(
     hops = [_slowed(h, speed.speed) for h in scenario.hops]
     loop = Loop(
         steps, hops, scenario.depth, parts.one_stream,
-        lags=[stage.lag for stage in parts.stages], receives_first=[stage.receives_first for stage in parts.stages],
+        lags=[stage.kernels.starts.lag for stage in parts.stages], receives_first=[stage.receives_first for stage in parts.stages],
         copies_last=[stage.copies_last for stage in parts.stages],
     )  # fmt: skip
     starts = simulate(loop, len(steps[0])).starts[0]
     last = len(starts) - 1
     span = starts[last] - starts[last - window]
     gpu = tuple(
-        sum(s.gpu + s.side_before + s.side_after for s in of_stage[last - window : last]) * length // window
+        sum(s.gpu + s.head + s.side_before + s.side_after for s in of_stage[last - window : last]) * length // window
         for of_stage in steps
     )
     return Round(span * length // window, tokens, filled, gpu)
@@ -101,7 +102,7 @@ def services(
         @cache
         def service(batch: int) -> int:
             steps = stage.steps(batch, experts, ends, None)[1]
-            return max(host, sum(step.gpu for step in steps) // len(steps))
+            return max(host, sum(step.gpu + step.head for step in steps) // len(steps))
 
         return service
 
@@ -150,7 +151,7 @@ class _Stage:
             near = 0 if 0 in rows_of else max(rows_of)
             rows = rows_of[near]
             none = np.zeros(rows.size, dtype=np.int64)
-            return near, _rows(self.host[rows], none, none, none == 0, none, none)
+            return near, _rows(self.host[rows], none, none, none == 0, dict.fromkeys(APART, none), 0)
         gpu = self.scenario.gpu[self.s]
         near, gpu = scaled_to_batch(self.stage.kernels, gpu, rows_of, batch, ends.growth, experts)
         rows = rows_of[near]
@@ -179,18 +180,19 @@ class _Stage:
             launch = np.where(graphed, left * ends.eager_ns, launch)
             graphed = np.zeros_like(graphed)
         host[:, _LAUNCH] = launch
-        early, late = (part[rows] for part in self.scenario.side[self.s])
-        return _rows(host, batch, gpu, graphed, early, late)
+        apart = {place: ns[rows] for place, ns in self.scenario.apart[self.s].items()}
+        return _rows(host, batch, gpu, graphed, apart, self.stage.kernels.starts.head_at)
 
 
 def _rows(
-    host: IntArray, batch: IntArray, gpu: IntArray, graphed: np.ndarray, early: IntArray, late: IntArray
+    host: IntArray, batch: IntArray, gpu: IntArray, graphed: np.ndarray, apart: Mapping[str, IntArray], head_at: int
 ) -> list[Step]:
     """Steps from rows of host pieces, whose columns are a step's first fields."""
-    rest = zip(batch.tolist(), gpu.tolist(), graphed.tolist(), early.tolist(), late.tolist(), strict=True)
+    columns = (batch, gpu, graphed, *(apart[place] for place in (EARLY, LATE, HEAD)))
+    rest = zip(*(c.tolist() for c in columns), strict=True)
     return [
-        Step._make((*row, b, g, _LAST_KERNEL_NS, graph, ahead, behind))
-        for row, (b, g, graph, ahead, behind) in zip(host.tolist(), rest, strict=True)
+        Step._make((*row, b, g, _LAST_KERNEL_NS, graph, early, late, head, head_at))
+        for row, (b, g, graph, early, late, head) in zip(host.tolist(), rest, strict=True)
     ]
 
 

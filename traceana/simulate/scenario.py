@@ -14,6 +14,7 @@ from traceana.errors import TraceanaError
 from traceana.intervals import IntArray
 from traceana.simulate.changes import Change, conflicts
 from traceana.simulate.growth import PPM
+from traceana.simulate.kernels import APART, BODY
 from traceana.simulate.loop import Hops
 from traceana.simulate.parts import COLUMNS, Parts
 from traceana.simulate.slots import FIRST_ALONE, Admission, admission, arrivals_that_explain, fill
@@ -32,13 +33,13 @@ _NODE_GAP_NS = 500
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A server to play. Per stage and row: `gpu` ns, `side` ns of the scheduler's own kernels (before, after), `nodes` kernels in graphs, `issue` the factor (ppm) on the calls that
+    """A server to play. Per stage and row: `gpu` ns, `apart` ns of kernels outside the forward's body by place, `nodes` kernels in graphs, `issue` the factor (ppm) on the calls that
     launch one by one. `columns` are factors (ppm) on host pieces, `host` ns added to each stage's visits, `taken` ns
     taken off. `patterns` are the slots' batches by order of arrival, the likeliest first. `graph` is None where
     launching stays as it was."""
 
     gpu: tuple[IntArray, ...]
-    side: tuple[tuple[IntArray, IntArray], ...]
+    apart: tuple[Mapping[str, IntArray], ...]
     nodes: tuple[IntArray, ...]
     issue: tuple[IntArray, ...]
     columns: IntArray
@@ -58,7 +59,7 @@ def unchanged(parts: Parts) -> Scenario:
     every = pl.lit(True)
     return Scenario(
         gpu=tuple(s.kernels.gpu for s in parts.stages),
-        side=tuple((s.kernels.beside(every, early=True), s.kernels.beside(every, early=False)) for s in parts.stages),
+        apart=tuple({place: s.kernels.of(every, place) for place in APART} for s in parts.stages),
         nodes=tuple(s.kernels.nodes for s in parts.stages),
         issue=tuple(np.full(s.kernels.gpu.size, PPM, dtype=np.int64) for s in parts.stages),
         columns=np.full(len(COLUMNS), PPM, dtype=np.int64),
@@ -96,19 +97,18 @@ def _scale(parts: Parts, scenario: Scenario, change: Change) -> Scenario:
     factor = change.value if isinstance(change.value, int) else PPM
     if kind == "cause":
         return _scale_cause(parts, scenario, name, factor)
-    gpu, side, issue, found = list(scenario.gpu), list(scenario.side), list(scenario.issue), False
+    gpu, apart, issue, found = list(scenario.gpu), list(scenario.apart), list(scenario.issue), False
     for s, stage in enumerate(parts.stages):
         kernels = stage.kernels
         chosen = pl.col("class") == name if kind == "class" else kernels.matching(re.compile(name))
-        time = kernels.of(chosen)
-        beside = tuple(kernels.beside(chosen, early=early) for early in (True, False))
-        found = found or bool(time.any()) or any(b.any() for b in beside)
-        side[s] = (_less(side[s][0], beside[0], factor), _less(side[s][1], beside[1], factor))
-        # The part of the forward that the kernels are, whatever was changed before.
-        now = time * gpu[s] // np.maximum(kernels.gpu, 1)
-        gpu[s] = _less(gpu[s], now, factor)
+        found = found or bool(kernels.table.filter(chosen).height)
+        gpu[s] = _less(gpu[s], _share(kernels.of(chosen), kernels.gpu, gpu[s]), factor)
+        apart[s] = {
+            place: _less(ns, _share(kernels.of(chosen, place), kernels.of(pl.lit(True), place), ns), factor)
+            for place, ns in apart[s].items()
+        }
         if factor == 0:  # a kernel that is gone is not launched either
-            part = kernels.table.filter(chosen).group_by("row").agg(pl.col("count").sum())
+            part = kernels.table.filter(chosen & (pl.col("place") == BODY)).group_by("row").agg(pl.col("count").sum())
             gone = np.zeros(kernels.gpu.size, dtype=np.int64)
             gone[part.get_column("row").to_numpy()] = part.get_column("count").to_numpy()
             issue[s] = issue[s] * (kernels.count - np.minimum(gone, kernels.count)) // np.maximum(kernels.count, 1)
@@ -118,7 +118,13 @@ def _scale(parts: Parts, scenario: Scenario, change: Change) -> Scenario:
             "no kernel matches", where=change.text,
             hint=f"kernels are for instance {', '.join(n[:40] for n in names[:3])}; messages between stages change with --link",
         )  # fmt: skip
-    return replace(scenario, gpu=tuple(gpu), side=tuple(side), issue=tuple(issue))
+    return replace(scenario, gpu=tuple(gpu), apart=tuple(apart), issue=tuple(issue))
+
+
+def _share(part: IntArray, whole: IntArray, now: IntArray) -> IntArray:
+    """What `part` of `whole` is of it `now`, after other changes."""
+    share: IntArray = part * now // np.maximum(whole, 1)
+    return share
 
 
 def _less(time: IntArray, part: IntArray, factor: int) -> IntArray:

@@ -119,7 +119,7 @@ def _align(path: Path | Sequence[Path], options: Options, say: Progress) -> _Ali
     clock = solve_clock(
         capture.ranks,
         matched.messages,
-        matched.controls.filter(pl.col("committed").fill_null(True)),
+        matched.controls,
         collectives,
         assume=assume,
         manifest=capture.manifest,

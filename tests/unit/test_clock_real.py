@@ -23,8 +23,9 @@ from traceana.matching.match import match
 from traceana.tables import CaptureTables, RankTables
 from traceana.tables.read import read_capture
 
-CAPTURES = Path(os.environ.get("TRACEANA_CAPTURES", "/work/shared/traces/real"))
-PUBLIC = Path(os.environ.get("TRACEANA_PUBLIC", "/work/shared/traces/public"))
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
+CAPTURES = Path(os.environ.get("TRACEANA_CAPTURES", SHARED / "real"))
+PUBLIC = Path(os.environ.get("TRACEANA_PUBLIC", SHARED / "public"))
 NAMES = ("A-pp2-cap8", "D-pp2-cap8-nograph", "G-pp2-prefill", "H-pp2-cap16")
 NONE = Assume("none")
 

@@ -15,7 +15,8 @@ from tp_wasm import WasmTraceProcessor
 from traceana.outputs.timeline import TimelineStats, write_timeline
 from traceana.pipeline import Options, Report, analyse
 
-CAPTURES = Path(os.environ.get("TRACEANA_CAPTURES", "/work/shared/traces/real"))
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
+CAPTURES = Path(os.environ.get("TRACEANA_CAPTURES", SHARED / "real"))
 NAMES = ("A-pp2-cap8", "D-pp2-cap8-nograph", "G-pp2-prefill", "H-pp2-cap16")
 
 

@@ -112,6 +112,8 @@ def _blocked(messages: pl.DataFrame) -> list[Facts]:
 def _gloo(controls: pl.DataFrame) -> list[Facts]:
     """A gloo receive returns after its send was called; a gloo send completes after its receive was called."""
     name = {"ordinal": pl.col("ordinal")}
+    # The end of a send that the profiler's stop cut is not when it was committed.
+    committed = controls.filter(pl.col("committed").fill_null(True)) if "committed" in controls.columns else controls
     return [
         _facts(
             controls, "gloo", a=2 * pl.col("src"), b=2 * pl.col("dst"),
@@ -119,7 +121,7 @@ def _gloo(controls: pl.DataFrame) -> list[Facts]:
             kind=pl.col("kind"), **name,
         ),
         _facts(
-            controls, "gloo", a=2 * pl.col("dst"), b=2 * pl.col("src"),
+            committed, "gloo", a=2 * pl.col("dst"), b=2 * pl.col("src"),
             upper_ns=pl.col("send_end_ns") - pl.col("recv_ts_ns"), at_ns=pl.col("recv_ts_ns"),
             kind=pl.col("kind") + " rendezvous", **name,
         ),

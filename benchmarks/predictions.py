@@ -34,7 +34,8 @@ WIDEST = "max_running_requests=64,pp_max_micro_batch_size=32"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Capture `start` under `changes` is the server of capture `end`; `asked`: the issue sets a limit for it, percent."""
+    """Capture `start` under `changes` is the server of capture `end`; `asked`: the issue sets a limit for it,
+    percent."""
 
     start: str
     end: str
@@ -110,9 +111,9 @@ def main(folder: Path) -> None:
         path = next(iter(sorted(folder.glob(f"{letter}-*"))))
         models[letter], _, _ = load_model(path, Options())
         p = predictors[letter] = Predictor(models[letter])
-        seen, said = p.parts.period_ns, p.identity_ns
+        seen, model_ns = p.parts.period_ns, p.identity_ns
         ways = ", ".join(f"{c.dilation:.2f}" for c in p.calibrations((0, 0)))
-        print(f"| {letter} | {seen / 1e6:.2f} | {said / 1e6:.2f} | {said / seen - 1:+.1%} | {ways} |")
+        print(f"| {letter} | {seen / 1e6:.2f} | {model_ns / 1e6:.2f} | {model_ns / seen - 1:+.1%} | {ways} |")
     print("\n| case | measured | no change | closed formula | prediction | error | range | inside | allowed |")
     print("|---|---|---|---|---|---|---|---|---|")
     errors: dict[str, list[float]] = {"no change": [], "closed formula": [], "prediction": []}

@@ -27,8 +27,8 @@ def period(loop: Loop, rounds: int = 60) -> int:
 
 
 def ring(gpu: Sequence[int], filled: Sequence[bool], hop: int = 0, depth: int = 0, host: int = 0) -> Loop:
-    """Stages with the forward times `gpu`, free hosts but for `host` of scheduling, and hops of `hop` for activations and
-    for the tokens' return. Passing the tokens on costs nothing."""
+    """Stages with the forward times `gpu`, free hosts but for `host` of scheduling, and hops of `hop` for activations
+    and for the tokens' return. Passing the tokens on costs nothing."""
     steps = [[Step(batch=int(f), gpu=g if f else 0, schedule=host) for f in filled] for g in gpu]
     return Loop(steps, [*[Hops(recv_proxy=hop)] * (len(gpu) - 1), Hops(recv_output=hop)], depth)
 
@@ -47,8 +47,8 @@ def test_a_single_micro_batch_goes_at_the_pace_of_a_lap(hop: int) -> None:
 
 
 def test_hops_add_to_the_last_forward() -> None:
-    """At depth 0 a stage sends its activations after it has taken the next slot's tokens, which left the last stage when
-    its forward was done: forward, way back and way forth follow each other."""
+    """At depth 0 a stage sends its activations after it has taken the next slot's tokens, which left the last stage
+    when its forward was done: forward, way back and way forth follow each other."""
     assert period(ring((2 * MS, 2 * MS), [True] * 2, 500_000)) == 2 * (2 * MS + 2 * 500_000)
 
 

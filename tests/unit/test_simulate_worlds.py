@@ -95,7 +95,8 @@ def test_one_knob_is_predicted_within_two_percent(
 
 
 def throughput(p: Predictor, *words: str) -> float:
-    """The prediction where a forward takes the same time whatever its batch below the measured one, as in these worlds."""
+    """The prediction where a forward takes the same time whatever its batch below the measured one, as in these
+    worlds."""
     scenario = apply(p.parts, parse_words(words))
     ratios = []
     for calibration in p.calibrations(scenario.taken):

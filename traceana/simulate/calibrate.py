@@ -1,4 +1,4 @@
-"""How much faster the hosts are without the profiler: the speed at which the model gives the server's own throughput."""
+"""How much faster hosts are without the profiler: the speed at which the model gives the server's own throughput."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _ROUNDS = 40
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A host speed and the round of the capture itself at that speed. `matched`: the round is the server's own, to a part
-    in ten thousand; else the dilation is the middle of DILATION, or one of them where the server's own throughput is not
-    known. `name` says how hosts were treated."""
+    """A host speed and the round of the capture itself at that speed. `matched`: the round is the server's own, to a
+    part in ten thousand; else the dilation is the middle of DILATION, or one of them where the server's own
+    throughput is not known. `name` says how hosts were treated."""
 
     name: str
     speed: HostSpeed
@@ -39,8 +39,9 @@ class Calibration:
 
 
 def calibrate(parts: Parts, experts: Experts, taken: Sequence[int]) -> list[Calibration]:
-    """Calibrations to predict with: hosts as measured, and hosts of one speed on all stages (the same code runs on all of
-    them, and profiling does not slow all of them alike). Without the server's own throughput: at three dilations.
+    """Calibrations to predict with: hosts as measured, and hosts of one speed on all stages (the same code runs on
+    all of them, and profiling does not slow all of them alike). Without the server's own throughput: at three
+    dilations.
 
     `taken` are ns a stage's host is said to have beyond the scheduler's work.
     """
@@ -72,8 +73,8 @@ def _matched(
     parts: Parts, base: Scenario, experts: Experts, name: str, factors: Sequence[int], known: Sequence[IntArray],
     wanted: int, apart: bool,
 ) -> Calibration:  # fmt: skip
-    """Regula falsi (Illinois) on the speed: a round grows with the hosts' time, nearly in a straight line. `apart`: on the
-    speed of launching kernel by kernel, with all else in the middle of DILATION."""
+    """Regula falsi (Illinois) on the speed: a round grows with the hosts' time, nearly in a straight line. `apart`:
+    on the speed of launching kernel by kernel, with all else in the middle of DILATION."""
 
     def at(ppm: int) -> tuple[HostSpeed, Round]:
         own, launch = (PPM * PPM // DILATION[1], ppm) if apart else (ppm, None)
@@ -84,7 +85,7 @@ def _matched(
     first, last = at(low), at(high)
     target = first[1].tokens * 1_000_000_000_000 // wanted
     if first[1].ns >= target or last[1].ns <= target:
-        # No dilation explains what the server did: GPUs or messages bind it, or its own figure holds more than decoding.
+        # No dilation explains what the server did: GPUs or messages bind it, or its figure holds more than decoding.
         return Calibration(name, *at(PPM * PPM // DILATION[1]), matched=False)
     under, over = first[1].ns - target, last[1].ns - target
     best = last

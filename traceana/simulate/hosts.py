@@ -45,9 +45,9 @@ _LAUNCH, _TAIL = COLUMNS.index("launch"), COLUMNS.index("tail")
 
 @dataclass(frozen=True, slots=True)
 class HostSpeed:
-    """`speed` (ppm) of the measured host pieces, `equal` a factor (ppm) per stage, `known` ns per stage and column that
-    are not scaled. `launch` is the speed of launching kernel by kernel, where that is another one; `table`: graph launches
-    cost what they cost unprofiled."""
+    """`speed` (ppm) of the measured host pieces, `equal` a factor (ppm) per stage, `known` ns per stage and column
+    that are not scaled. `launch` is the speed of launching kernel by kernel, where that is another one; `table`:
+    graph launches cost what they cost unprofiled."""
 
     speed: int
     equal: tuple[int, ...]
@@ -108,8 +108,8 @@ def claim(parts: Parts, known: list[IntArray], asked: Mapping[int, int]) -> list
 
 
 def equal_speeds(parts: Parts, known: list[IntArray]) -> list[int]:
-    """Per stage a factor (ppm) that gives all stages the same host time in the code that is the same on all of them. Hosts
-    that differ more than profiling makes them differ are left as they are: one of them is slow."""
+    """Per stage a factor (ppm) that gives all stages the same host time in the code that is the same on all of them.
+    Hosts that differ more than profiling makes them differ are left as they are: one of them is slow."""
     filled = np.flatnonzero(parts.batch > 0)
     work = [
         np.median(np.maximum(s.host[filled] - k, 0), axis=0).astype(np.int64)

@@ -26,9 +26,9 @@ _PPM = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """When a graphed forward ends, beyond its times on the GPU. `lag`: ns after its launch, or after what its stream waited
-    for, medians where each came last. `head_at`: when the kernels ahead of the graph are launched, as a share (ppm) of the
-    host time from the start of run_batch to the graph's launch."""
+    """When a graphed forward ends, beyond its times on the GPU. `lag`: ns after its launch, or after what its stream
+    waited for, medians where each came last. `head_at`: when the kernels ahead of the graph are launched, as a share
+    (ppm) of the host time from the start of run_batch to the graph's launch."""
 
     lag: tuple[int, int] = (0, 0)
     head_at: int = 0
@@ -38,10 +38,10 @@ class Starts:
 class Kernels:
     """Forwards of one stage, one row per visit asked for (0 where it has none), in ns.
 
-    `gpu`: busy time of the body with the gaps inside CUDA graphs filled; `busy`: without them; `nodes`: kernels in graphs;
-    `count`: activities; `before` and `after`: those ahead of the first and behind the last kernel of a layer. `table` has a
-    row per (row, name, place): row, name, place, class, ns, count. `layers`: how often the forward repeats its layer, None
-    where it repeats nothing.
+    `gpu`: busy time of the body with the gaps inside CUDA graphs filled; `busy`: without them; `nodes`: kernels in
+    graphs; `count`: activities; `before` and `after`: those ahead of the first and behind the last kernel of a layer.
+    `table` has a row per (row, name, place): row, name, place, class, ns, count. `layers`: how often the forward
+    repeats its layer, None where it repeats nothing.
     """
 
     gpu: IntArray

@@ -25,9 +25,9 @@ _COMMIT, _SEND, _RECEIVE, _COPY, _FORWARD = range(5)
 class Step(NamedTuple):
     """One visit of one stage: host work before each point of the loop (see `traceana.simulate.marks`), in ns, and its
     forward. `batch` is 0 in a slot without a batch; `gpu` is the forward's GPU time, `graph` whether one launch holds
-    most of it (it then starts when the launch returns), `last` the kernel that the last launch call brings; `side_before`
-    and `side_after` are GPU time of the scheduler's own kernels ahead of the forward and behind it, `head` of the forward's
-    kernels ahead of its graph, launched when `head_at` (ppm) of `prepare` have passed."""
+    most of it (it then starts when the launch returns), `last` the kernel that the last launch call brings;
+    `side_before` and `side_after` are GPU time of the scheduler's own kernels ahead of the forward and behind it,
+    `head` of the forward's kernels ahead of its graph, launched when `head_at` (ppm) of `prepare` have passed."""
 
     receive: int = 0
     ingest: int = 0
@@ -81,11 +81,11 @@ class Hops:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A server to simulate. `steps[stage]` repeats: visit v of a stage takes `steps[stage][v % len]`; `hops[stage]` leads
-    to the next stage (the last one's to the first). `one_stream`: all NCCL messages of a rank share one stream. `lags[stage]`: what
-    a graph's forward takes beyond its GPU time where its launch came last, and where its stream's other work did.
-    `receives_first[stage]`: results come in before they go out; `copies_last[stage]`: their copy to the host then waits for
-    what the schedule stream was given for both."""
+    """A server to simulate. `steps[stage]` repeats: visit v of a stage takes `steps[stage][v % len]`; `hops[stage]`
+    leads to the next stage (the last one's to the first). `one_stream`: all NCCL messages of a rank share one stream.
+    `lags[stage]`: what a graph's forward takes beyond its GPU time where its launch came last, and where its stream's
+    other work did. `receives_first[stage]`: results come in before they go out; `copies_last[stage]`: their copy to
+    the host then waits for what the schedule stream was given for both."""
 
     steps: Sequence[Sequence[Step]]
     hops: Sequence[Hops]

@@ -32,18 +32,20 @@ _MODES = ("mode", "batch_size", "tokens")
 
 
 def program(depth: int, *, receives_first: bool = False) -> tuple[str, ...]:
-    """The points of a visit in order. At async depth 0 results are exchanged after the forward is launched, else before."""
+    """The points of a visit in order. At async depth 0 results are exchanged after the forward is launched, else
+    before."""
     exchange = (*EXCHANGE[3:], *EXCHANGE[:3]) if receives_first else EXCHANGE
     middle = (*_FORWARD, *exchange) if depth == 0 else (*exchange, *_FORWARD)
     return (*_BEFORE, *middle, *_AFTER)
 
 
 def host_pieces(model: Model, rank: int, depth: int, first: int, last: int) -> pl.DataFrame:
-    """One row per whole visit of `rank` from `first` to `last`: visit, slot, mode, batch_size, tokens, ts_ns, end_ns, `graphed`, a
-    column of nanoseconds per point of `program(depth)`, `wake` (from the end of the GPU work awaited to the sync's return) and
-    `wait_ns` (everything the host waited for). Work, wake and waits of a row sum to its length. `receives_first`: results
-    come in before they go out; `copies_last`: the copy to the host was issued when all of that was done. `paired` is false where the
-    requests that came in were not matched: what the host waited for is then not known.
+    """One row per whole visit of `rank` from `first` to `last`: visit, slot, mode, batch_size, tokens, ts_ns, end_ns,
+    `graphed`, a column of nanoseconds per point of `program(depth)`, `wake` (from the end of the GPU work awaited to
+    the sync's return) and `wait_ns` (everything the host waited for). Work, wake and waits of a row sum to its
+    length. `receives_first`: results come in before they go out; `copies_last`: the copy to the host was issued when
+    all of that was done. `paired` is false where the requests that came in were not matched: what the host waited for
+    is then not known.
     """
     table = next(r for r in model.trace.capture.ranks if r.info.rank == rank)
     every = model.trace.visits.filter(pl.col("rank") == rank)
@@ -81,7 +83,7 @@ def host_pieces(model: Model, rank: int, depth: int, first: int, last: int) -> p
         (pl.col("end_ns") - pl.col("ts_ns") - worked).alias("wait_ns"),
         pl.lit(receives_first).alias("receives_first"),
         (frame.get_column("copied") > frame.get_column("post_output")).alias("copies_last"),
-        frame.get_column("receive").is_not_null().alias("paired") if model.trace.topology.stage.get(rank, 0) else pl.lit(True).alias("paired"),
+        (frame.get_column("receive").is_not_null() | (model.trace.topology.stage.get(rank, 0) == 0)).alias("paired"),
     )  # fmt: skip
 
 
@@ -139,8 +141,8 @@ def _points(model: Model, table: RankTables, every: pl.DataFrame, visits: pl.Dat
 
 
 def _launches(table: RankTables, every: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """visit, `prepare`, `launch`: start and end of the launching of its forward: its graph launches, or all its launches
-    where it has none; `tail`: the end of the last launch after them; `graphs`."""
+    """visit, `prepare`, `launch`: start and end of the launching of its forward: its graph launches, or all its
+    launches where it has none; `tail`: the end of the last launch after them; `graphs`."""
     member = forward_of_activities(table, every, calls)
     frame = calls.with_columns(pl.Series("visit", member)).filter(pl.col("visit") >= 0)
     graph = pl.col("call_name").cast(pl.String).str.contains("GraphLaunch")

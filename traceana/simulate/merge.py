@@ -1,9 +1,10 @@
-"""Merging: what if a busy stage took all waiting micro-batches at once? SGLang has no such mode (docs/concepts/whatif.md).
+"""Merging: what if a busy stage took all waiting micro-batches at once? SGLang has no such mode
+(docs/concepts/whatif.md).
 
-The slots' lockstep does not hold then, so stages are queues in a ring: a stage that becomes free takes everything that
-waits for it as one micro-batch, and what was merged stays together. Service times are those of the slot simulator: the
-longer of GPU and host time; what a round takes beyond them is kept, per forward of the last stage at async depth 0 (it
-waits for its own forward), per hop otherwise.
+The slots' lockstep does not hold then, so stages are queues in a ring: a stage that becomes free takes everything
+that waits for it as one micro-batch, and what was merged stays together. Service times are those of the slot
+simulator: the longer of GPU and host time; what a round takes beyond them is kept, per forward of the last stage at
+async depth 0 (it waits for its own forward), per hop otherwise.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _SERVICES = 400
 def merged_ratio(
     pattern: Sequence[int], round_ns: int, service: Sequence[Callable[[int], int]], *, serial_last: bool
 ) -> int:
-    """Throughput with merging over throughput without, ppm. `pattern` are the slots' batches, `round_ns` a round without
-    merging, `service[stage](batch)` the time a stage is taken by a batch."""
+    """Throughput with merging over throughput without, ppm. `pattern` are the slots' batches, `round_ns` a round
+    without merging, `service[stage](batch)` the time a stage is taken by a batch."""
     groups = [b for b in pattern if b]
     if len(groups) < 2:
         return PPM
@@ -48,8 +49,8 @@ def ring_ns(
     *,
     merge: bool,
 ) -> int:
-    """Mean ns in which every request gets a token, of a ring of queues. `more` is added to a stage's service, `after` is
-    the way to the next stage."""
+    """Mean ns in which every request gets a token, of a ring of queues. `more` is added to a stage's service, `after`
+    is the way to the next stage."""
     stages = len(service)
     waiting: list[list[tuple[int, int, int]]] = [[] for _ in range(stages)]
     number = 0

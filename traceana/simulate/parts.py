@@ -31,9 +31,9 @@ _FLOOR = 0.2
 
 @dataclass(frozen=True, slots=True)
 class StageParts:
-    """One stage. `host` has a row per visit and a column per name of COLUMNS, ns; `kernels` has the same rows; `graphed`
-    says whether a graph launch issued the forward. `receives_first`: results come
-    in before they go out (some versions, on odd stages); `copies_last`: their copy to the host is issued after both."""
+    """One stage. `host` has a row per visit and a column per name of COLUMNS, ns; `kernels` has the same rows;
+    `graphed` says whether a graph launch issued the forward. `receives_first`: results come in before they go out
+    (some versions, on odd stages); `copies_last`: their copy to the host is issued after both."""
 
     rank: int
     host: IntArray
@@ -48,9 +48,9 @@ class Parts:
     """A capture in pieces. Rows are visits common to all stages, in order: `visits`, `batch` (0: an empty slot),
     `tokens`.
 
-    `slots` has the batch of every slot, `period_ns` the time of a visit under the profiler, `stalled`
-    the visits of all stages that were not usual and stand with the median of their kind. `throughput` is the server's own, unprofiled, in 1/1000 tokens per second, for
-    `tokens` per row; None where nothing tells.
+    `slots` has the batch of every slot, `period_ns` the time of a visit under the profiler, `stalled` the visits of
+    all stages that were not usual and stand with the median of their kind. `throughput` is the server's own,
+    unprofiled, in 1/1000 tokens per second, for `tokens` per row; None where nothing tells.
     """
 
     stages: tuple[StageParts, ...]
@@ -204,8 +204,8 @@ def _usual(frame: pl.DataFrame, kernels: Kernels, batch: IntArray) -> np.ndarray
 
 
 def _filled(frame: pl.DataFrame, batch: IntArray, usual: np.ndarray) -> IntArray:
-    """The host pieces as a matrix. What a visit did not pass has no time of its own there, and an unusual visit has none
-    to go by: they take the median of the usual visits of the same kind, else of the same batch, else of all."""
+    """The host pieces as a matrix. What a visit did not pass has no time of its own there, and an unusual visit has
+    none to go by: they take the median of the usual visits of the same kind, else of the same batch, else of all."""
     host = np.empty((frame.height, len(COLUMNS)), dtype=np.int64)
     kinds = _kinds(frame, batch)
     for column, name in enumerate(COLUMNS):

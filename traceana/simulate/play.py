@@ -70,10 +70,14 @@ def play(
         tokens, filled = int(parts.tokens.sum()), int((parts.batch > 0).sum())
     hops = [_slowed(h, speed.speed) for h in scenario.hops]
     loop = Loop(
-        steps, hops, scenario.depth, parts.one_stream,
-        lags=[stage.kernels.starts.lag for stage in parts.stages], receives_first=[stage.receives_first for stage in parts.stages],
+        steps,
+        hops,
+        scenario.depth,
+        parts.one_stream,
+        lags=[stage.kernels.starts.lag for stage in parts.stages],
+        receives_first=[stage.receives_first for stage in parts.stages],
         copies_last=[stage.copies_last for stage in parts.stages],
-    )  # fmt: skip
+    )
     starts = simulate(loop, len(steps[0])).starts[0]
     last = len(starts) - 1
     span = starts[last] - starts[last - window]
@@ -85,8 +89,8 @@ def play(
 
 
 def play_as_profiled(parts: Parts, experts: Experts) -> int:
-    """Time of a visit when the capture is played with its hosts as slow as the profiler made them, ns: what the model says
-    of the profiled server, to be compared with `parts.period_ns`."""
+    """Time of a visit when the capture is played with its hosts as slow as the profiler made them, ns: what the model
+    says of the profiled server, to be compared with `parts.period_ns`."""
     length = len(parts.slots) if parts.decode else parts.visits.size
     return play(parts, unchanged(parts), as_profiled(parts), parts.slots, experts, Ends()).ns // length
 

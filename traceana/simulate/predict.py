@@ -38,9 +38,9 @@ class StageFigures:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Throughputs are decode tokens per second of the whole unprofiled server, `low` to `high` the range; `period_ns` is
-    the time of a micro-batch step, `token_ns` from one token of a request to its next. `slots` are the batches of the
-    predicted slots, None where the capture's visits were played as they were."""
+    """Throughputs are decode tokens per second of the whole unprofiled server, `low` to `high` the range; `period_ns`
+    is the time of a micro-batch step, `token_ns` from one token of a request to its next. `slots` are the batches of
+    the predicted slots, None where the capture's visits were played as they were."""
 
     baseline: float
     source: str
@@ -137,11 +137,12 @@ class Predictor:
 
     def _summary(
         self, changes: Sequence[Change], scenario: Scenario, calibrations: Sequence[Calibration],
-        outcomes: Sequence[tuple[int, Round, Calibration, Ends, str]], unseen: Sequence[int], beyond: Sequence[int], eager: bool,
+        outcomes: Sequence[tuple[int, Round, Calibration, Ends, str]], unseen: Sequence[int], beyond: Sequence[int],
+        eager: bool,
     ) -> Prediction:  # fmt: skip
         parts = self.parts
-        # In the middle: the likeliest arrival, the middle of growth and the measured cost of eager launches; the mean of
-        # what the calibrations say.
+        # In the middle: the likeliest arrival, the middle of growth, the measured cost of eager launches; the mean over
+        # the calibrations.
         likely = scenario.patterns[0][0]
         central = [o for o in outcomes if o[4] == likely and o[3] == Ends(MIDDLE, EAGER_NS[1])]
         middle = len(calibrations) // 3 if parts.throughput is None else None
@@ -223,13 +224,15 @@ class Predictor:
             experts = self.experts
             assumed = f" ({', '.join(experts.assumed)} assumed)" if experts.assumed else ""
             out.append(
-                f"batch {_listed(beyond)} was not measured: between no growth of the forward and MoE time growing with the "
-                f"experts touched, {experts.count} with {experts.top_k} a token{assumed}; attention where there is no MoE"
+                f"batch {_listed(beyond)} was not measured: between no growth of the forward and MoE time growing with "
+                f"the experts touched, {experts.count} with {experts.top_k} a token{assumed}; attention where there is no "
+                "MoE"
             )
         if eager:
             low, high = (ns // 1000 for ns in EAGER_NS)
             out.append(
-                f"kernels launched one by one cost the host {low} to {high} us each, unprofiled (defaults, not measured here)"
+                f"kernels launched one by one cost the host {low} to {high} us each, unprofiled (defaults, not measured "
+                "here)"
             )
         if scenario.graph is True:
             out.append("kernels of a graph are taken as fast as launched one by one, with 0.5 us between them")
@@ -249,8 +252,8 @@ def predict_many(model: Model, alternatives: Sequence[Sequence[Change]]) -> list
 
 def pricer(model: Model) -> Callable[[Sequence[Sequence[str]]], list[Mapping[str, object] | None]] | None:
     """What prices findings: for each list of changes in the words of `traceana whatif` (see
-    `traceana.simulate.changes.parse_words`) the `predicted` object of its document with `low` and `high`, None where the
-    change does not fit the capture. None instead of a function where the capture cannot be played at all."""
+    `traceana.simulate.changes.parse_words`) the `predicted` object of its document with `low` and `high`, None where
+    the change does not fit the capture. None instead of a function where the capture cannot be played at all."""
     try:
         predictor = Predictor(model)
     except ModelError:

@@ -33,10 +33,10 @@ _NODE_GAP_NS = 500
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A server to play. Per stage and row: `gpu` ns, `apart` ns of kernels outside the forward's body by place, `nodes` kernels in graphs, `issue` the factor (ppm) on the calls that
-    launch one by one. `columns` are factors (ppm) on host pieces, `host` ns added to each stage's visits, `taken` ns
-    taken off. `patterns` are the slots' batches by order of arrival, the likeliest first. `graph` is None where
-    launching stays as it was."""
+    """A server to play. Per stage and row: `gpu` ns, `apart` ns of kernels outside the forward's body by place,
+    `nodes` kernels in graphs, `issue` the factor (ppm) on the calls that launch one by one. `columns` are factors
+    (ppm) on host pieces, `host` ns added to each stage's visits, `taken` ns taken off. `patterns` are the slots'
+    batches by order of arrival, the likeliest first. `graph` is None where launching stays as it was."""
 
     gpu: tuple[IntArray, ...]
     apart: tuple[Mapping[str, IntArray], ...]
@@ -116,7 +116,8 @@ def _scale(parts: Parts, scenario: Scenario, change: Change) -> Scenario:
         names = sorted({n for stage in parts.stages for n in stage.kernels.table.get_column("name").unique()})
         raise TraceanaError(
             "no kernel matches", where=change.text,
-            hint=f"kernels are for instance {', '.join(n[:40] for n in names[:3])}; messages between stages change with --link",
+            hint=f"kernels are for instance {', '.join(n[:40] for n in names[:3])}; "
+            "messages between stages change with --link",
         )  # fmt: skip
     return replace(scenario, gpu=tuple(gpu), apart=tuple(apart), issue=tuple(issue))
 

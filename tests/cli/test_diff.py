@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from captures import real
@@ -17,6 +18,7 @@ def test_parts_sum_to_the_change_to_the_nanosecond(left: str, right: str, capsys
     for side in ("baseline", "candidate"):
         assert sum(p[f"{side}_ns"] for p in document["parts"]) == document["token_ns"][side]
     assert sum(p["change_ns"] for p in document["parts"]) == document["token_ns"]["change"]
+    assert sum(document["split_ns"].values()) == document["token_ns"]["change"]
     assert document["significant"] is (left != right)
 
 
@@ -33,5 +35,14 @@ def test_text_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     same = str(real("A"))
     assert run(["diff", same, same]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 80 for line in lines if not line.startswith(("- ", "Time", "Beyond", "Parts")))
+    assert max(len(line) for line in lines) == 80
     assert any(line.startswith("sum = time per token") for line in lines)
+
+
+def test_out_is_the_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = str(real("A"))
+    assert run(["diff", f"{same},{same}", same, "--json", "-o", str(tmp_path / "diff.json")]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "diff.json").read_text(encoding="utf-8")) == document
+    assert document["token_ns"]["change"] == 0
+    assert document["baseline"]["tokens"] == 2 * document["candidate"]["tokens"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import click
@@ -12,10 +13,13 @@ from traceana.cli.common import progress
 from traceana.compare import Comparison, compare
 from traceana.compare.side import Side, measure_side
 from traceana.errors import TraceanaError
-from traceana.outputs.jsonfile import to_json
+from traceana.outputs.jsonfile import to_json, write_json
 from traceana.pipeline import Options, Progress, analyse
 
 __all__ = ["command"]
+
+KERNELS = 8
+FINDINGS = 3
 
 _GATE = re.compile(r"^\s*([a-z_0-9]+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*$")
 
@@ -27,9 +31,18 @@ _GATE = re.compile(r"^\s*([a-z_0-9]+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*$")
 @click.option(
     "--fail-on", "gates", multiple=True, metavar="GATE", help="Exit 3 if it holds, for instance 'throughput<-3%'."
 )
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the JSON document to this file too.")
 @click.option("--no-cache", is_flag=True, help="Parse the traces again, and keep no parsed tables.")
 @click.option("-v", "--verbose", count=True, help="Say what is being done.")
-def command(baseline: str, candidate: str, as_json: bool, gates: tuple[str, ...], no_cache: bool, verbose: int) -> None:
+def command(
+    baseline: str,
+    candidate: str,
+    as_json: bool,
+    gates: tuple[str, ...],
+    out: Path | None,
+    no_cache: bool,
+    verbose: int,
+) -> None:
     """Compare two captures: the change in time per decode token, decomposed so that it adds up.
 
     BASELINE and CANDIDATE are capture folders; several of one configuration may be given with commas between, and then
@@ -39,6 +52,8 @@ def command(baseline: str, candidate: str, as_json: bool, gates: tuple[str, ...]
     wanted = [_gate(g) for g in gates]
     with progress(verbose) as say:
         found = compare(_sides(baseline, no_cache, say), _sides(candidate, no_cache, say))
+    if out is not None:
+        write_json(out, found.as_json())
     click.echo(to_json(found.as_json()) if as_json else _text(found), nl=as_json)
     for text, name, less, limit in wanted:
         change = found.metrics[name][2]
@@ -71,24 +86,57 @@ def _sides(text: str, no_cache: bool, say: Progress) -> list[Side]:
 
 
 def _text(c: Comparison) -> str:
-    a, b = c.baseline.token_ns, c.candidate.token_ns
+    before, after = c.token_ns
+    heads = f"{'baseline':>14}{'candidate':>14}{'change':>14}"
+    verdict = "beyond" if c.significant else "within"
     lines = [
         f"baseline   {c.baseline.name}",
         f"candidate  {c.candidate.name}",
-        f"Time per decode token {a:,} -> {b:,} ns ({b / a - 1:+.1%}), throughput {1e9 / a:,.0f} -> {1e9 / b:,.0f} tokens/s.",
-        f"Beyond run-to-run noise of {c.spread:.1%}: {'yes' if c.significant else 'no'}. Source: {c.baseline.source}"
-        + ("." if c.baseline.source == c.candidate.source else f"; {c.candidate.source}."),
-        f"Parts are those of the rank that computes most (rank {c.baseline.rank}; rank {c.candidate.rank}), profiled.",
         "",
-        f"{'ns per decode token':<32}{'baseline':>14}{'candidate':>14}{'change':>14}",
+        f"Throughput {1e9 / before:,.0f} -> {1e9 / after:,.0f} tokens/s ({before / after - 1:+.1%}); source:",
+        f"{c.source}.",
+        f"A token takes {before:,} -> {after:,} ns ({after / before - 1:+.1%}): {verdict} noise of {c.noise:.1%}.",
+        "",
+        f"{'Why, in ns per token':<66}{'change':>14}",
     ]
-    for name, left, right in c.parts:
-        lines.append(f"{name.replace('_', ' '):<32}{left:>14,}{right:>14,}{right - left:>+14,}")
-    lines.append(f"{'sum = time per token':<32}{a:>14,}{b:>14,}{b - a:>+14,}")
-    lines += ["", f"{'':<32}{'baseline':>14}{'candidate':>14}{'change':>14}"]
+    left, right = (c.metrics["tokens_per_forward"][i] or 0.0 for i in (0, 1))
+    words = (
+        ("batch_size", f"tokens in a forward ({left:.1f} -> {right:.1f}), same time of a forward"),
+        ("forward_time", "time from forward to forward, as profiled"),
+        ("profiler", "profiling taken off"),
+    )
+    lines += [f"{text:<66}{c.split[key]:>+14,}" for key, text in words]
+    lines += [f"{'sum':<66}{after - before:>+14,}", ""]
+    lines.append(f"{f'Rank {c.baseline.rank}; rank {c.candidate.rank}: ns per token':<38}{heads}")
+    lines += [_row(name.replace("_", " "), x, y) for name, x, y in c.parts]
+    lines += [_row("sum = time per token", before, after), "", f"{'Kernels that changed most':<38}{heads}"]
+    lines += [_row(_short(name), x, y) for name, x, y in c.kernels[:KERNELS] if x != y]
+    lines += ["", f"{'':<38}{heads}"]
     for name, (x, y, change) in c.metrics.items():
-        cells = "".join(f"{'unknown' if v is None else f'{v:,.3f}' if v < 10 else f'{v:,.0f}':>14}" for v in (x, y))
-        lines.append(f"{name:<32}{cells}{'unknown' if change is None else f'{change:+.1%}':>14}")
+        cells = "".join(f"{_cell(name, value):>14}" for value in (x, y))
+        lines.append(f"{name.replace('_', ' '):<38}{cells}{'unknown' if change is None else f'{change:+.1%}':>14}")
     for title, side in (("baseline", c.baseline), ("candidate", c.candidate)):
-        lines += ["", f"What to change in the {title}:", *(f"- {f}" for f in side.findings or ("nothing found",))]
+        lines += ["", f"What to change in the {title}:"]
+        for text in side.findings[:FINDINGS] or ("nothing found",):
+            lines += textwrap.wrap(text, 80, initial_indent="- ", subsequent_indent="  ")
     return "\n".join(lines) + "\n"
+
+
+def _row(name: str, before: int, after: int) -> str:
+    return f"{name:<38}{before:>14,}{after:>14,}{after - before:>+14,}"
+
+
+def _short(name: str) -> str:
+    """A kernel's name in 37 columns: its ends, for the middle of a C++ name says least."""
+    name = name.removeprefix("void ")
+    return name if len(name) <= 37 else f"{name[:26]}...{name[-8:]}"
+
+
+def _cell(name: str, value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    if name in ("latency_p50", "latency_p99", "period"):
+        return f"{value / 1e6:,.1f} ms"
+    if name in ("utilisation", "bubble"):
+        return f"{value:.1%}"
+    return f"{value:,.1f}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,68 +13,112 @@ from traceana.model.chain import CAUSES
 from traceana.model.kernel_classes import CLASSES
 from traceana.model.model import Model
 
-__all__ = ["COMPONENTS", "Side", "measure_side"]
+__all__ = ["COMPONENTS", "Side", "measure_side", "merge_sides"]
 
-PROFILER = "profiling taken off"
-COMPONENTS = (*(f"busy: {c}" for c in CLASSES), "transfer", *(f"idle: {c}" for c in CAUSES), PROFILER)
+COMPONENTS = (*(f"busy: {c}" for c in CLASSES), "transfer", *(f"idle: {c}" for c in CAUSES))
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """`token_ns`: time of one decode token of the whole server; `parts` sum to it exactly. They are those of `rank`, the
-    rank that computes most, in the profiled window; `PROFILER` is what the unprofiled server takes more (or less)."""
+    """What one capture, or several of one configuration, say about a decode token of the whole server.
+
+    `parts`: ns per token in the profiled window on `rank`, the rank that computes most; they sum to `profiled_ns`, the
+    window over its tokens, rounded down. `measured_ns`: time per token outside the profile, None where unknown.
+    `kernels`: name -> ns per token of `rank`, rounded down; kernels that overlap count each. `window_ns`, `forwards` and
+    `tokens` (decode only) are those of `rank` in the window.
+    """
 
     name: str
     rank: int
-    token_ns: int
-    source: str
+    window_ns: int
+    forwards: int
     tokens: int
     parts: Mapping[str, int]
+    measured_ns: int | None
+    kernels: Mapping[str, int]
     metrics: Mapping[str, float | None]
     findings: tuple[str, ...]
 
+    @property
+    def profiled_ns(self) -> int:
+        """Time of a token in the profiled window."""
+        return sum(self.parts.values())
+
 
 def measure_side(name: str, model: Model, document: Mapping[str, object]) -> Side:
-    """The side of a capture. Raises ModelError where no decode forward starts in the window."""
+    """The side of a capture. Raises ModelError where the window holds no decode forward, or not all say their tokens."""
     window = model.trace.window
     stages = cast("list[Mapping[str, object]]", document["stages"])
     stage = max(stages, key=lambda s: (cast("int", s["busy_ns"]), -cast("int", s["rank"])))
     rank = cast("int", stage["rank"])
-    mine = model.trace.forwards.filter(
-        (pl.col("rank") == rank) & (pl.col("mode") == "decode") & pl.col("ts_ns").is_between(window.start_ns, window.end_ns, closed="left")
-    )  # fmt: skip
-    tokens = int(mine.get_column("tokens").fill_null(0).sum())
-    if tokens == 0:
+    started = pl.col("ts_ns").is_between(window.start_ns, window.end_ns, closed="left")
+    tokens_of = model.trace.forwards.filter((pl.col("rank") == rank) & (pl.col("mode") == "decode") & started)["tokens"]
+    tokens = int(tokens_of.sum())
+    if tokens == 0 or tokens_of.null_count():
         raise ModelError(
-            "no decode forward in the window", where=name, hint="compare captures taken while the server decodes"
+            "no decode forward in the window"
+            if tokens_of.is_empty()
+            else "decode forwards that do not say their tokens",
+            where=f"{name}, rank {rank}",
+            hint="compare captures taken with CPU activity while the server decodes",
         )
     classes = cast("Mapping[str, int]", stage["busy_by_class_ns"])
     causes = cast("Mapping[str, int]", stage["causes_ns"])
     whole = {f"busy: {c}": classes[c] for c in CLASSES} | {"transfer": cast("int", stage["transfer_ns"])}
     whole |= {f"idle: {c}": causes[c] for c in CAUSES}
-    profiled = window.duration_ns // tokens
-    parts = _apportion(whole, profiled)
     rate = _number(document, "server", "throughput", "decode")
-    token_ns = round(1e9 / rate) if rate else profiled
-    parts[PROFILER] = token_ns - profiled
-    latency = {q: _number(document, "server", "clients", f"latency_ns_{q}") for q in ("p50", "p99")}
     return Side(
         name,
         rank,
-        token_ns,
-        "the server's log before the profile" if rate else "the profiled window",
+        window.duration_ns,
+        len(tokens_of),
         tokens,
-        parts,
+        _apportion(whole, window.duration_ns // tokens),
+        round(1e9 / rate) if rate else None,
+        _kernels(model, rank, tokens),
         {
-            "throughput": 1e9 / token_ns,
-            "latency_p50": latency["p50"],
-            "latency_p99": latency["p99"],
+            "latency_p50": _number(document, "server", "clients", "latency_ns_p50"),
+            "latency_p99": _number(document, "server", "clients", "latency_ns_p99"),
             "utilisation": cast("float", stage["utilisation"]),
             "bubble": cast("int", stage["bubble_ns"]) / window.duration_ns,
             "period": _number(document, "model", "measured_period_ns"),
         },
-        tuple(str(f["title"]) for f in cast("list[Mapping[str, object]]", document["findings"])[:3]),
+        tuple(str(f["title"]) for f in cast("list[Mapping[str, object]]", document["findings"])),
     )
+
+
+def merge_sides(sides: Sequence[Side]) -> Side:
+    """Several captures of one configuration as one side: means, rounded down part by part so that parts still add up;
+    window, forwards and tokens are sums; what one of them lacks is unknown. Rank and findings are the first one's."""
+    first = sides[0]
+    if len(sides) == 1:
+        return first
+    times = [s.measured_ns for s in sides if s.measured_ns is not None]
+    kernels = {k: sum(s.kernels.get(k, 0) for s in sides) // len(sides) for s in sides for k in s.kernels}
+    return Side(
+        ", ".join(s.name for s in sides),
+        first.rank,
+        sum(s.window_ns for s in sides),
+        sum(s.forwards for s in sides),
+        sum(s.tokens for s in sides),
+        {c: sum(s.parts[c] for s in sides) // len(sides) for c in COMPONENTS},
+        sum(times) // len(times) if len(times) == len(sides) else None,
+        kernels,
+        {k: _mean([s.metrics[k] for s in sides]) for k in first.metrics},
+        first.findings,
+    )
+
+
+def _kernels(model: Model, rank: int, tokens: int) -> dict[str, int]:
+    lo, hi = model.trace.window.start_ns, model.trace.window.end_ns
+    device = next(r.device for r in model.trace.capture.ranks if r.info.rank == rank)
+    rows = (
+        device.filter((pl.col("ts_ns") < hi) & (pl.col("end_ns") > lo) & (pl.col("kind") == "kernel"))
+        .group_by(pl.col("name").cast(pl.String))
+        .agg((pl.col("end_ns").clip(lo, hi) - pl.col("ts_ns").clip(lo, hi)).sum().alias("ns"))
+        .sort("ns", "name", descending=[True, False])
+    )
+    return {name: ns // tokens for name, ns in rows.iter_rows()}
 
 
 def _apportion(whole: Mapping[str, int], total: int) -> dict[str, int]:
@@ -85,6 +129,11 @@ def _apportion(whole: Mapping[str, int], total: int) -> dict[str, int]:
     for k in sorted(shares, key=lambda k: -shares[k][1])[: total - sum(out.values())]:
         out[k] += 1
     return out
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if len(known) == len(values) and known else None
 
 
 def _number(document: Mapping[str, object], *path: str) -> float | None:

@@ -58,6 +58,13 @@ def test_batch_size_alone_explains_twice_the_tokens_in_the_same_forward() -> Non
     assert compare([a], [slower]).split == {"batch_size": 0, "forward_time": 200, "profiler": 0}
 
 
+def test_batch_size_explains_nothing_where_it_is_the_same() -> None:
+    # Two captures of a side with windows of other lengths and speeds, and one with a window that its tokens do not divide.
+    short, long = side({"transfer": 900}, forwards=2, tokens=16), side({"transfer": 700}, forwards=30, tokens=240)
+    assert compare([short, long], [long]).split == {"batch_size": 0, "forward_time": -100, "profiler": 0}
+    assert compare([replace(short, window_ns=short.window_ns + 15)], [long]).split["batch_size"] == 0
+
+
 def test_noise_is_six_percent_until_both_sides_have_three_runs() -> None:
     def runs(*times: int) -> list[Side]:
         return [side({"transfer": t}) for t in times]

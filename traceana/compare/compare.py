@@ -87,8 +87,10 @@ def compare(baseline: Sequence[Side], candidate: Sequence[Side]) -> Comparison:
 
     rows = [(c, a.parts[c], b.parts[c]) for c in COMPONENTS]
     rows.append((PROFILER, before - a.profiled_ns, after - b.profiled_ns))
-    # The baseline's time per forward, spread over as many tokens as a forward of the candidate has; rounded down.
-    other_batch = a.window_ns * b.forwards // (a.forwards * b.tokens)
+    # The baseline's time per forward, spread over as many tokens as a forward of the candidate has; rounded down. It is
+    # taken from the time of a token, not from the windows: where the batches are alike nothing is left to batch size,
+    # whatever the rounding and however long the windows of several captures are.
+    other_batch = a.profiled_ns * a.tokens * b.forwards // (a.forwards * b.tokens)
     split = {
         "batch_size": other_batch - a.profiled_ns,
         "forward_time": b.profiled_ns - other_batch,

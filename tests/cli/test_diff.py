@@ -29,6 +29,9 @@ def test_gates(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gate failed: throughput<3%" in capsys.readouterr().err
     assert run(["diff", same, same, "--fail-on", "speed<3%"]) == 2
     assert run(["diff", same, "/nowhere", "--json"]) == 1
+    # An empty word is no capture, not the current folder.
+    assert run(["diff", ",", same]) == 2
+    assert run(["diff", "", same]) == 2
 
 
 def test_text_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:

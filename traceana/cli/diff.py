@@ -74,7 +74,10 @@ def _gate(text: str) -> tuple[str, str, bool, float]:
 
 
 def _sides(text: str, no_cache: bool, say: Progress) -> list[Side]:
-    paths = [Path(text)] if Path(text).exists() else [Path(part) for part in text.split(",") if part]
+    # A folder may have a comma in its name; an empty word would be the current folder.
+    paths = [Path(text)] if text and Path(text).exists() else [Path(part) for part in text.split(",") if part.strip()]
+    if not paths:
+        raise click.BadParameter(f"{text!r} names no capture; give a folder, or several with commas between")
     sides: list[Side] = []
     for path in paths:
         if not path.exists():

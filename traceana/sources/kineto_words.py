@@ -23,7 +23,7 @@ Words = npt.NDArray[np.uint64]
 SLACK = 32
 _U = np.uint64
 _MASK: Words = np.array([(1 << (8 * n)) - 1 for n in range(9)], dtype=np.uint64)
-_SHIFT: Words = np.array([8 * (8 - n) for n in range(8)] + [0], dtype=np.uint64)
+_SHIFT: Words = np.array([56, *(8 * (8 - n) for n in range(1, 9))], dtype=np.uint64)
 _POWER = np.array([10**n for n in range(9)], dtype=np.int64)
 _ZEROS, _CARRY, _HIGH, _ONES = (_U(0x0101010101010101 * k) for k in (0x30, 0x76, 0x80, 0x01))
 _MINUS, _DOT = 0x2D, 0x2E
@@ -38,13 +38,14 @@ def word_view(buffer: bytes) -> Words:
 
 
 def _digits(words: Words) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The number that the leading decimal digits of each word make, and how many digits those are (0 to 8)."""
+    """The number that the leading decimal digits of each word make, and how many digits those are (0 to 8; the number
+    means nothing where there is none)."""
     x = words ^ _ZEROS
     stop = ((x + _CARRY) | x) & _HIGH  # the high bit of every byte that is no digit
     # Count the bytes below the lowest of them; a word of eight digits has none, and all its bytes count.
     lowest = (stop & (~stop + _U(1))) >> _U(7)
     count = (((lowest - _U(1)) & _ONES) * _ONES >> _U(56)).view(np.int64)
-    x = np.where(count > 0, x << _SHIFT[count], _U(0))  # right-align: digits last, zeros before
+    x <<= _SHIFT.take(count)  # right-align: digits last, zeros before
     x = (x * _U(10) + (x >> _U(8))) & _U(0x00FF00FF00FF00FF)
     x = (x * _U(100) + (x >> _U(16))) & _U(0x0000FFFF0000FFFF)
     x = (x * _U(10000) + (x >> _U(32))) & _U(0xFFFFFFFF)
@@ -64,7 +65,7 @@ def _unsigned(words: Words, at: Positions) -> tuple[Positions, Positions, Bools]
         fits = n <= room
         ok[more[~fits]] = False
         n = np.minimum(n, room)
-        value[more] = np.where(fits, value[more] * _POWER[n] + further, 0)
+        value[more] = np.where(fits & (n > 0), value[more] * _POWER[n] + further, value[more])
         end[more] += n
         more = more[n == 8]
     return value, end, ok
@@ -99,18 +100,17 @@ def categorical(buffer: bytes, words: Words, start: Positions, stop: Positions) 
     `buffer` must be valid UTF-8. The strings are handed over as Arrow string views: no copy of their text is made.
     """
     length = stop - start
-    views = np.empty((start.size, 4), dtype=np.uint32)
-    low = words[start]
-    views[:, 0] = length
-    views[:, 1] = low.astype(np.uint32)
-    views[:, 2] = 0
-    views[:, 3] = start
+    views = np.empty((start.size, 2), dtype=np.uint64)
+    low, size = words[start], length.astype(np.uint64)
+    views[:, 0] = size | low << _U(32)
+    views[:, 1] = start.astype(np.uint64) << _U(32)
     short = np.flatnonzero(length <= 12)  # these live in the view itself, padded with zeros
-    n = length[short]
-    first = low[short] & _MASK[np.minimum(n, 8)]
-    views[short, 1] = first.astype(np.uint32)
-    views[short, 2] = (first >> _U(32)).astype(np.uint32)
-    views[short, 3] = (words[start[short] + 8] & _MASK[np.clip(n - 8, 0, 4)]).astype(np.uint32)
+    if short.size:
+        n = length[short]
+        first = low[short] & _MASK[np.minimum(n, 8)]
+        rest = words[start[short] + 8] & _MASK[np.clip(n - 8, 0, 4)]
+        views[short, 0] = size[short] | first << _U(32)
+        views[short, 1] = first >> _U(32) | rest << _U(32)
     text: Any = buffer
     buffers: list[Any] = [None, pa.py_buffer(cast(Any, views)), pa.py_buffer(text)]
     array = pa.Array.from_buffers(pa.string_view(), start.size, buffers)

@@ -187,7 +187,8 @@ def disturbance(
 
     With a streaming client, mean loop times are compared, long ones (a prefill, a stall) left out on both sides;
     without, the decode counters. Fewer than ten loops tell nothing. `whole` counts everything from the request to the
-    last file, the stall of the export included. Keys whose facts are missing are None.
+    last file, the stall of the export included; `lasting` is the loop time before over that after the profile. Keys
+    whose facts are missing are None.
     """
     streams = load.streams() if load else []
     before = [w for w in windows if str(w["name"]).startswith("steady")]
@@ -199,6 +200,10 @@ def disturbance(
         "disturbance": None,
         "source": None,
     }
+    later = next((w["loop_ns"] for w in windows if w["name"] == "after" and w.get("loop_ns")), None)
+    earlier = [w["loop_ns"] for w in before if w.get("loop_ns")]
+    if later and earlier:  # what stays after the profile: CUPTI is not unloaded
+        out["lasting"] = round(sum(earlier) / len(earlier) / later, 4)
     polled = [(t, v["decode"]) for t, v in series if v.get("live")]
     if len(polled) > 1 and polled[-1][0] > polled[0][0]:
         out["whole_tokens_per_s"] = round((polled[-1][1] - polled[0][1]) * 1e9 / (polled[-1][0] - polled[0][0]), 2)

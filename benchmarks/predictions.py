@@ -78,6 +78,8 @@ def closed_formula(model: Model, predictor: Predictor, case: Case, slots: Sequen
     extra = [c.value for c in parse_words(case.changes) if c.kind == "host"]
     sleep = sum(ns for ns in extra if isinstance(ns, int))
 
+    serial = int(serial)
+
     def tau(t: Sequence[float], speed: float, more: int, m: int) -> float:
         hosts = [k * speed for k in host]
         hosts[0] += more

@@ -67,7 +67,7 @@ def parts(first: StageParts, last: StageParts, batch: list[int], throughput: int
     )
     slots = (batch[0], batch[-1])
     return Parts(
-        (first, last), np.arange(size.size), size, size.copy(), (hop, hop), 0, True, slots, 10 * MS, throughput, "log", True,
+        (first, last), np.arange(size.size), size, size.copy(), (hop, hop), 0, True, slots, 10 * MS, throughput, throughput, "log", True,
     )  # fmt: skip
 
 

@@ -162,6 +162,14 @@ def test_findings_are_priced_and_what_does_not_fit_is_not(folder: Path) -> None:
     assert not_here is None
 
 
+def test_figures_of_a_prediction_agree_with_each_other(folder: Path) -> None:
+    said = predictor(folder, "pp2").predict(parse_words(["host 1=+3ms"]))
+    assert said.slots is not None and said.token_ns is not None
+    assert said.token_ns * said.throughput == pytest.approx(sum(said.slots) * 1e9, rel=1e-6)
+    assert said.period_ns == said.token_ns // 2
+    assert all(s.bubble_ns == pytest.approx(said.period_ns * (1 - s.utilisation), rel=1e-3) for s in said.stages)
+
+
 def test_ranks_of_one_stage_are_refused(folder: Path) -> None:
     model = load_model(folder / "pp2", Options(cache=False))[0]
     peers = replace(model, trace=replace(model.trace, topology=Topology(1, {0: 0, 1: 0}, {}, {}, "no pipeline")))

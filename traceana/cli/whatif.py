@@ -62,8 +62,10 @@ def render(p: Prediction) -> str:
         f"changes      {'; '.join(p.changes) or 'none: the capture as it is'}",
         f"now          {p.baseline:10.1f} tokens/s  ({p.source})",
         f"predicted    {p.throughput:10.1f} tokens/s  {p.gain:+.1%}, range {p.low:.1f} to {p.high:.1f}",
-        f"step         {p.period_ns / 1e6:10.3f} ms a micro-batch, {p.token_ns / 1e6:.3f} ms from token to token",
+        f"step         {p.period_ns / 1e6:10.3f} ms a micro-batch",
     ]
+    if p.token_ns is not None:
+        lines[-1] += f", {p.token_ns / 1e6:.3f} ms from token to token"
     if p.slots is not None:
         lines.append(f"slots        {', '.join(map(str, p.slots))} requests")
     lines += [

@@ -49,8 +49,9 @@ class Parts:
     `tokens`.
 
     `slots` has the batch of every slot, `period_ns` the time of a visit under the profiler, `stalled` the visits of
-    all stages that were not usual and stand with the median of their kind. `throughput` is the server's own,
-    unprofiled, in 1/1000 tokens per second, for `tokens` per row; None where nothing tells.
+    all stages that were not usual and stand with the median of their kind. Throughputs are the server's own,
+    unprofiled, in 1/1000 tokens per second, None where nothing tells: `own` of decoding, `throughput` of what the
+    visits do, which is prefill where `decode` is false.
     """
 
     stages: tuple[StageParts, ...]
@@ -63,6 +64,7 @@ class Parts:
     slots: tuple[int, ...]
     period_ns: int
     throughput: int | None
+    own: int | None
     source: str | None
     decode: bool
     facts: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -84,7 +86,14 @@ def measure(model: Model) -> Parts:
             where=f"{len(trace.ranks)} rank(s), one stage",
             hint="whatif plays SGLang's pipeline loop; a capture of tensor-parallel ranks has no slots and no stages",
         )
+    nothing = ModelError(
+        "there is no visit to play again",
+        where="no whole visit with a batch on every stage",
+        hint="profile CPU and GPU activities, for at least a few rounds of all slots",
+    )
     heads = model.stage_heads()
+    if not trace.visits.height:
+        raise nothing
     if len(heads) != trace.topology.pp_size:
         raise ModelError(
             "not every stage is in the capture",
@@ -108,11 +117,7 @@ def measure(model: Model) -> Parts:
         frames = [f.filter(pl.col("visit").is_in(usable.implode())) for f in frames]
     lead = frames[0]
     if not lead.height or not lead.get_column("mode").is_not_null().any():
-        raise ModelError(
-            "there is no visit to play again",
-            where="no whole visit with a batch on every stage",
-            hint="profile CPU and GPU activities, for at least a few rounds of all slots",
-        )
+        raise nothing
     visits = lead.get_column("visit").to_numpy()
     batch = lead.get_column("batch_size").fill_null(0).to_numpy().astype(np.int64)
     stages: list[StageParts] = []
@@ -135,7 +140,8 @@ def measure(model: Model) -> Parts:
             )
         )
     tokens = lead.get_column("tokens").fill_null(0).to_numpy().astype(np.int64)
-    throughput, source = _own_throughput(model.facts, decode)
+    own, source = _rate(model.facts, "decode", "source")
+    throughput = own if decode else _rate(model.facts, "prefill", "prefill_source")[0]
     pattern = _pattern(model, heads[0], slots, decode)
     if decode and not any(pattern):
         raise ModelError(
@@ -154,6 +160,7 @@ def measure(model: Model) -> Parts:
         slots=pattern,
         period_ns=_period(model, heads, slots, decode),
         throughput=throughput,
+        own=own,
         source=source,
         decode=decode,
         facts=model.facts,
@@ -326,14 +333,13 @@ def _one_stream(model: Model, heads: Sequence[int]) -> bool:
     return len(heads) == 2
 
 
-def _own_throughput(facts: Mapping[str, object], decode: bool) -> tuple[int | None, str | None]:
+def _rate(facts: Mapping[str, object], name: str, source: str) -> tuple[int | None, str | None]:
+    """One of the server's own throughputs in 1/1000 tokens per second, and where it comes from."""
     said = facts.get("throughput")
     if not isinstance(said, Mapping):
         return None, None
     told = cast("Mapping[str, object]", said)
-    rate, source = (
-        (told.get("decode"), told.get("source")) if decode else (told.get("prefill"), told.get("prefill_source"))
-    )
+    rate, where = told.get(name), told.get(source)
     if not isinstance(rate, (int, float)) or isinstance(rate, bool) or rate <= 0:
         return None, None
-    return round(rate * 1000), str(source) if source else None
+    return round(rate * 1000), str(where) if where else None

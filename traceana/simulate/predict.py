@@ -39,8 +39,9 @@ class StageFigures:
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """Throughputs are decode tokens per second of the whole unprofiled server, `low` to `high` the range; `period_ns`
-    is the time of a micro-batch step, `token_ns` from one token of a request to its next. `slots` are the batches of
-    the predicted slots, None where the capture's visits were played as they were."""
+    is the time of a micro-batch step, `token_ns` from one token of a request to its next (None where nothing
+    decodes). `slots` are the batches of the predicted slots, None where the capture's visits were played as they
+    were."""
 
     baseline: float
     source: str
@@ -48,7 +49,7 @@ class Prediction:
     low: float
     high: float
     period_ns: int
-    token_ns: int
+    token_ns: int | None
     stages: tuple[StageFigures, ...]
     slots: tuple[int, ...] | None
     changes: tuple[str, ...]
@@ -132,6 +133,8 @@ class Predictor:
                     if scenario.merge:
                         service = services(parts, scenario, calibration.speed, self.experts, end)
                         ratio = ratio * merged_ratio(pattern, done.ns, service, serial_last=scenario.depth == 0) // PPM
+                    if not parts.decode:
+                        ratio = self._diluted(ratio, calibration)
                     outcomes.append((ratio, done, calibration, end, arrival))
         return self._summary(changes, scenario, calibrations, outcomes, unseen, beyond, eager)
 
@@ -145,25 +148,27 @@ class Predictor:
         # the calibrations.
         likely = scenario.patterns[0][0]
         central = [o for o in outcomes if o[4] == likely and o[3] == Ends(MIDDLE, EAGER_NS[1])]
-        middle = len(calibrations) // 3 if parts.throughput is None else None
-        if middle is not None:
+        if parts.throughput is None:
             dilations = sorted({c.speed.speed for c in calibrations})
             central = [o for o in central if o[2].speed.speed == dilations[len(dilations) // 2]]
         rounds = [c.round.throughput for c in ({id(o[2]): o[2] for o in central}).values()]
-        own = parts.throughput if parts.throughput is not None else sum(rounds) // len(rounds)
+        told = parts.own if parts.own is not None else parts.throughput
+        own = told if told is not None else sum(rounds) // len(rounds)
         predicted = own * (sum(o[0] for o in central) // len(central)) // PPM
-        reach = [own * o[0] // PPM if parts.throughput is not None else o[1].throughput for o in outcomes]
-        if not changes:
-            reach = []
+        reach = (
+            [(own if told is not None else o[2].round.throughput) * o[0] // PPM for o in outcomes] if changes else []
+        )
         # A model that does not give the capture's own period is trusted less by as much.
         percent = NOISE_PERCENT + min(max(0, self._identity_percent() - _IDENTITY_PERCENT), 90 - NOISE_PERCENT)
         low = min([*reach, predicted]) * (100 - percent) // 100
         high = max([*reach, predicted]) * (100 + percent) // 100
         # One round stands for the figures per stage: the central one whose throughput is nearest to the prediction.
         shown = min(central, key=lambda o: (abs(own * o[0] // PPM - predicted), o[0]))[1]
-        period = shown.ns // max(shown.steps, 1)
+        # The round that the prediction means; where the server's own throughput could not be matched, not the model's.
+        round_ns = shown.tokens * 1_000_000_000_000 // max(predicted, 1) if parts.decode else shown.ns
+        steps = max(shown.steps, 1)
         stages = tuple(
-            StageFigures(stage.rank, min(1.0, gpu / max(shown.ns, 1)), max(0, (shown.ns - gpu) // max(shown.steps, 1)))
+            StageFigures(stage.rank, min(1.0, gpu / max(round_ns, 1)), max(0, (round_ns - gpu) // steps))
             for stage, gpu in zip(parts.stages, shown.gpu, strict=True)
         )
         return Prediction(
@@ -172,8 +177,8 @@ class Predictor:
             throughput=predicted / 1000,
             low=low / 1000,
             high=high / 1000,
-            period_ns=period,
-            token_ns=shown.ns,
+            period_ns=round_ns // steps,
+            token_ns=round_ns if parts.decode else None,
             stages=stages,
             slots=scenario.patterns[0][1] if parts.decode else None,
             changes=tuple(c.text for c in changes),
@@ -181,6 +186,14 @@ class Predictor:
             calibration=self._calibrated(calibrations),
             extrapolations=(*scenario.notes, *self._extrapolated(scenario, unseen, beyond, eager)),
         )
+
+    def _diluted(self, ratio: int, calibration: Calibration) -> int:
+        """The ratio (ppm) of decoding where the visits played are prefill, which takes only its share of the time."""
+        parts = self.parts
+        if parts.own is None or parts.throughput is None:
+            return ratio
+        share = min(PPM, parts.throughput * PPM // max(calibration.round.throughput, 1))
+        return PPM * PPM // max(PPM - share + share * PPM // max(ratio, 1), 1)
 
     def _identity_percent(self) -> int:
         """How far the model is from the profiled period, whole percent."""
@@ -206,9 +219,12 @@ class Predictor:
     def _extrapolated(self, scenario: Scenario, unseen: Sequence[int], beyond: Sequence[int], eager: bool) -> list[str]:
         out: list[str] = []
         if not self.parts.decode:
-            out.append(
-                "the capture holds no decode step: throughput is prefill tokens per second, of visits like these"
+            what = (
+                "it counts prefill tokens"
+                if self.parts.own is None
+                else "the server is taken to prefill as much as now"
             )
+            out.append(f"the capture holds no decode step, the prediction is of its prefill: {what}")
         if self._identity_percent() > _IDENTITY_PERCENT:
             out.append(
                 f"the model misses the profiled period by {self._identity_percent()} %: the range is wider by that"

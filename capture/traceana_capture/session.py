@@ -34,6 +34,7 @@ from traceana_capture.windows import Measurements
 __all__ = ["Session"]
 
 _ROUNDS = 20
+_RESCUE_S = 5.0
 
 
 class Session:
@@ -273,9 +274,11 @@ class Session:
             return
         profile, keys = self._followed
         known: dict[Path, tuple[int, str | None]] = {}
-        profile.look(keys, known)
-        self._pause(0.3)
+        end = time.monotonic() + _RESCUE_S
         outcome = profile.look(keys, known)
+        while not outcome.complete and self.died() is None and time.monotonic() < end:  # later stages still export
+            self._pause(0.3)
+            outcome = profile.look(keys, known)
         outcome.ended_by = "interrupted"
         outcome.others = []
         for found in outcome.ranks:

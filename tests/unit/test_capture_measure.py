@@ -80,8 +80,9 @@ def test_disturbance_compares_loop_times_of_the_streaming_client() -> None:
     after = [2300 * MS + i * 10 * MS for i in range(50)]
     request = Request(0, 0, 0, 3000 * MS, 200, 4, 200, token_ns=before + inside + after)
     window: dict[str, Any] = {"name": "steady_1", "start_ns": 0, "end_ns": 1000 * MS, "decode_tokens_per_s": 900.0}
-    window["loop_ns"], after = 10 * MS, {"name": "after", "loop_ns": 12 * MS}
-    found = disturbance([window, after], 1000 * MS, 2350 * MS, load=load_of(request), series=[])
+    window["loop_ns"] = 10 * MS
+    later: dict[str, Any] = {"name": "after", "loop_ns": 12 * MS}
+    found = disturbance([window, later], 1000 * MS, 2350 * MS, load=load_of(request), series=[])
     assert found["loop_ns"] == {"outside": 10 * MS, "inside": 15 * MS, "inside_count": 20}
     assert (found["disturbance"], found["inside_tokens_per_s"]) == (0.6667, 600.0)
     assert (found["recorded_ns"], found["stall_ns"], found["lasting"]) == (300 * MS, 1000 * MS, 0.8333)

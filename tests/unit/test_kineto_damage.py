@@ -79,6 +79,9 @@ def spoil(old: str, new: str, text: str = TEXT) -> str:
         ('"traceEvents": [', '"traceEvents": [17, null, "text", [1, 2],', 80, {"not_an_event": 4}),
         ('  }\n  ],\n  "traceName"', '  },\n  ],\n  "traceName"', 80, {}),
         ('"traceName": "t.json"', '"traceName": oops', 80, {"header_broken": 1}),
+        ("  },\n  {\n", "  },\n ]{\n", 80, {"not_an_event": 1}),
+        ("  },\n  {\n", "  }],\n  {\n", 80, {"not_an_event": 1}),
+        ("  },\n  {\n", "  }]\n, [\n  {\n", 80, {"not_an_event": 2}),
     ],
 )
 def test_one_flaw(tmp_path: Path, old: str, new: str, kept: int, lost: dict[str, int]) -> None:

@@ -30,10 +30,10 @@ from traceana.sources.kineto_words import SLACK, Bools, Bytes, Positions, catego
 __all__ = ["NotPlain", "parse_one", "parse_plain"]
 
 _PHASE = Literal.of('"ph":')
-_PHASE_HEAD = np.uint32(int.from_bytes(b'"ph"', "little"))
+_PHASE_HEAD = np.uint16(int.from_bytes(b"ph", "little"))
 _QUOTE, _SPAN, _METADATA = ord('"'), ord("X"), ord("M")
 _ARGS = {key: Literal.of(f'"{key}":') for key in (*INTS, "finished", "Collective name")}
-_HEADS = {key: np.uint32(int.from_bytes(f'"{key}'.encode()[:4], "little")) for key in _ARGS}
+_HEADS = {key: np.uint16(int.from_bytes(key.encode()[:2], "little")) for key in _ARGS}
 _CATEGORIES = [(Literal.of(f'"{name}"'), kind) for name, kind in KIND_OF.items()]
 _FALSE, _TRUE = Literal.of("false"), Literal.of("true")
 _STANDARD = standard_layouts()
@@ -99,9 +99,10 @@ def _phases(index: Index) -> Bytes:
     at = index.values(first)
     found &= (index.text[at] == _QUOTE) & (index.text[at + 2] == _QUOTE)
     phase[found] = index.text[at[found] + 1]
-    said = index.heads == _PHASE_HEAD
-    if np.count_nonzero(said) != phase.size:
-        event = np.searchsorted(index.first, np.flatnonzero(said), side="right") - 1
+    said = np.flatnonzero(index.heads == _PHASE_HEAD)
+    if said.size != phase.size:
+        said = said[_PHASE.at(index.words, index.opens[said])]
+        event = np.searchsorted(index.first, said, side="right") - 1
         phase[np.bincount(event, minlength=phase.size) > 1] = 0
     return phase
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from traceana.sources.kineto_words import SLACK, Bools, Bytes, Positions, Words, word_view
 
 __all__ = ["Index", "Literal", "NotPlain", "build_index"]
 
-QUOTE, OPEN, CLOSE, COLON, COMMA, BACKSLASH, SPACE = b'"{}:,\\ '
-_AFTER_STRING = np.zeros(256, dtype=np.bool_)
-_AFTER_STRING[[COLON, COMMA, CLOSE, ord("]"), *range(SPACE + 1)]] = True
+QUOTE, OPEN, CLOSE, CLOSE_LIST, COLON, COMMA, BACKSLASH, SPACE = b'"{}]:,\\ '
 _GAPS = 8  # different spacings between events, at most, before a stretch is called odd
 _ALL = np.uint64(2**64 - 1)
 
@@ -61,7 +60,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The structure of a stretch. `opens` and `closes` are the quotes of its tokens, `heads` their first four bytes.
+    """The structure of a stretch. `opens` and `closes` are the quotes of its tokens, `heads` their first two bytes.
 
     One entry an event: its braces `starts` and `ends`; its tokens, from `first` to `last` (exclusive); whether it
     `holds` just one object, that object's brace `inner` and its tokens, from `inner_first` to `inner_last`; `nested`,
@@ -73,7 +72,7 @@ class Index:
     words: Words
     opens: Positions
     closes: Positions
-    heads: np.ndarray[tuple[int], np.dtype[np.uint32]]
+    heads: npt.NDArray[np.uint16]
     starts: Positions
     ends: Positions
     first: Positions
@@ -139,15 +138,17 @@ def build_index(buffer: bytes, start: int, stop: int) -> Index:
     opens, closes = quotes[0::2], quotes[1::2]
     first = tokens[head]
     broken = np.zeros(starts.size, dtype=np.bool_)
-    stray = np.flatnonzero(~_AFTER_STRING.take(text[closes + 1]))
-    if stray.size:
-        broken[np.searchsorted(first, stray, side="right") - 1] = True
+    after = text[closes + 1]
+    ordinary = (after == COLON) | (after == COMMA) | (after <= SPACE)
+    ordinary |= (after == CLOSE) | (after == CLOSE_LIST)
+    if not ordinary.all():
+        broken[np.searchsorted(first, np.flatnonzero(~ordinary), side="right") - 1] = True
     return Index(
         text=text,
         words=words,
         opens=opens,
         closes=closes,
-        heads=words[opens].astype(np.uint32),
+        heads=_heads(text, opens),
         starts=starts + start,
         ends=ends + start,
         first=first,
@@ -160,6 +161,15 @@ def build_index(buffer: bytes, start: int, stop: int) -> Index:
         broken=broken,
         escapes=escapes,
     )
+
+
+def _heads(text: Bytes, opens: Positions) -> npt.NDArray[np.uint16]:
+    """The first two bytes of every token, as one number."""
+    at = opens + 1
+    heads = text[at].astype(np.uint16)
+    at += 1
+    heads |= text[at].astype(np.uint16) << np.uint16(8)
+    return heads
 
 
 def _unescaped(quotes: Positions, escapes: Positions) -> Positions:

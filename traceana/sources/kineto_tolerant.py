@@ -38,6 +38,8 @@ Object = dict[str, Any]
 _CUT = re.compile(r"\}(?=\s*,\s*\{\s*\")")
 _END = re.compile(r"\}(?=\s*\]\s*(?:,\s*\"|\}|$))")
 _SPACE = re.compile(r"[\x00-\x20]*")
+_LIST_END = re.compile(r"\]\s*(?:,\s*\"|\}|\Z)")  # what else follows a bracket shows that it ends no list
+_UNDECIDED = re.compile(r"\]\s*,?\s*\Z")
 _OBJECT = re.compile(r'\{\s*"')
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _EXTRA_COMMA = re.compile(r",(?=\s*[,}\]])")
@@ -218,7 +220,13 @@ def parse_tolerant(
             here += 1
             continue
         if char == "]":
-            return start + here, True
+            if not final and _UNDECIDED.match(text, here):
+                return start + here, False
+            if _LIST_END.match(text, here):
+                return start + here, True
+            reader.lose("not_an_event", offset + start + here, offset + start + here + 1, note="a stray bracket")
+            here += 1
+            continue
         try:
             event, end = reader.decoder.raw_decode(text, here)
         except (ValueError, RecursionError):

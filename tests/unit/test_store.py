@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import kineto_files as kf
@@ -49,6 +51,20 @@ def test_the_second_run_reads_the_cache(cache: Path, monkeypatch: pytest.MonkeyP
     assert len(entries(cache)) == 2
     monkeypatch.setattr("traceana.tables.read.read_kineto", None)  # a parse would fail
     same(fresh, read_capture(folder))
+
+
+def test_ranks_read_in_other_processes_are_the_same(tmp_path: Path) -> None:
+    folder = Path(demo_capture.__file__).parent / "capture"
+    merge = [{**event, "pid": f"[TP00-PP0{n % 2}] {event['pid']}"} for n, event in enumerate(EVENTS)]
+    kf.write(tmp_path / "merge.json", merge)
+    (tmp_path / "broken.trace.json").write_bytes(b"")
+    files = [*sorted((folder / "trace").glob("*.json.gz")), tmp_path / "merge.json", tmp_path / "broken.trace.json"]
+    here = read_capture(files, cache=False)
+    assert sorted(here.losses["name"]) == ["merged_trace_left_out", "rank_not_read"]
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
+        there = read_capture(files, cache=False, executor=processes)
+    same(here, there)
+    assert here.losses.equals(there.losses)
 
 
 def test_content_is_the_key(tmp_path: Path, cache: Path) -> None:

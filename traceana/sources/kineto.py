@@ -60,6 +60,9 @@ class MergedTrace(SourceError):
         self.path = path
         self.labels = labels
 
+    def __reduce__(self) -> tuple[type[MergedTrace], tuple[Path, tuple[str, ...]]]:
+        return type(self), (self.path, self.labels)
+
 
 @dataclass(frozen=True, slots=True)
 class RawTrace:

@@ -1,6 +1,7 @@
 """A folder of traces -> CaptureTables: the one way in for every command.
 
-Ranks are read side by side; a broken one becomes a loss and never takes the others down.
+Ranks are read side by side, each by `read_rank` in an Executor; a broken one becomes a loss and never takes the others
+down.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from traceana.tables.build import build_rank
 from traceana.tables.capture import CaptureTables, RankInfo, RankTables, ServerFacts
 from traceana.tables.identity import Claim, claim, identify
 
-__all__ = ["Progress", "read_capture"]
+__all__ = ["Progress", "RankRead", "read_capture", "read_rank"]
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is; from one thread at a time."""
@@ -35,8 +36,8 @@ MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """One file after reading: its tables and what it says of itself, or why there are none."""
+class RankRead:
+    """One file after reading: its tables and what it says of itself, or why there are none. Can be pickled."""
 
     path: Path
     tables: RankTables | None = None
@@ -52,13 +53,13 @@ def read_capture(
     cache: bool = True,
     limits: Limits | None = None,
     progress: Progress | None = None,
-    workers: int | None = None,
+    executor: Executor | None = None,
 ) -> CaptureTables:
     """All ranks of a capture folder, of one trace, or of the traces given, in rank order, and what lies beside them.
 
-    `ranks` keeps only those; `cache` uses and fills the user's cache of parsed traces; `workers` threads read
-    (default: one a core). Raises SourceError where no rank can be read, two files claim one rank, or name and content
-    contradict.
+    `ranks` keeps only those; `cache` uses and fills the user's cache of parsed traces; `executor` runs `read_rank` on
+    each file (default: a thread a core). Raises SourceError where no rank can be read, two files claim one rank, or
+    name and content contradict.
     """
     limits = limits or Limits()
     listing = list_folder(folder, limits) if isinstance(folder, Path) else list_files(list(folder), limits)
@@ -68,7 +69,7 @@ def read_capture(
     if listing.exports:
         losses.append(loss("nsys_left_out", "info", len(listing.exports), "nsys exports beside traces are not read"))
     manifest = _manifest(listing, losses)
-    reads = _read_all(listing.traces, cache, limits, progress, workers)
+    reads = _read_all(listing.traces, cache, limits, progress, executor)
     sound = [read for read in reads if read.tables is not None and read.said is not None]
     losses += [_unread(read, alone=not sound) for read in reads if read.error is not None]
     if not sound:
@@ -86,18 +87,20 @@ def read_capture(
 
 
 def _read_all(
-    paths: Sequence[Path], cache: bool, limits: Limits, progress: Progress | None, workers: int | None
-) -> list[_Read]:
-    count = workers or min(os.cpu_count() or 1, 16)
+    paths: Sequence[Path], cache: bool, limits: Limits, progress: Progress | None, executor: Executor | None
+) -> list[RankRead]:
+    if executor is not None:
+        return _collect([executor.submit(read_rank, path, cache=cache, limits=limits) for path in paths], progress)
+    count = min(os.cpu_count() or 1, 16)
     with ThreadPoolExecutor(max_workers=count, thread_name_prefix="rank") as pool:
         if len(paths) < count:  # too few files for all cores: their chunks are spread instead
             with ThreadPoolExecutor(max_workers=count, thread_name_prefix="chunk") as chunks:
-                return _collect([pool.submit(_read, path, cache, limits, chunks) for path in paths], progress)
-        return _collect([pool.submit(_read, path, cache, limits, None) for path in paths], progress)
+                return _collect([pool.submit(read_rank, path, cache, limits, chunks) for path in paths], progress)
+        return _collect([pool.submit(read_rank, path, cache, limits) for path in paths], progress)
 
 
-def _collect(futures: Sequence[Future[_Read]], progress: Progress | None) -> list[_Read]:
-    reads: list[_Read] = []
+def _collect(futures: Sequence[Future[RankRead]], progress: Progress | None) -> list[RankRead]:
+    reads: list[RankRead] = []
     for done, future in enumerate(futures):
         if progress is not None:
             progress("read", done, len(futures))
@@ -107,27 +110,29 @@ def _collect(futures: Sequence[Future[_Read]], progress: Progress | None) -> lis
     return reads
 
 
-def _read(path: Path, cache: bool, limits: Limits, chunks: Executor | None) -> _Read:
+def read_rank(path: Path, cache: bool, limits: Limits, chunks: Executor | None = None) -> RankRead:
+    """Reads the one file `path`: from the cache where it is there, else parsed (its chunks in `chunks`, where given)
+    and put there. What is wrong with the file is in the result; nothing is raised for it."""
     try:
         key = store.trace_key(path) if cache else None
         if key is not None and (found := store.load(key)) is not None:
-            return _Read(path, *found)
+            return RankRead(path, *found)
         trace = read_kineto(path, limits=limits, pool=chunks)
         said = claim(trace)
         tables = build_rank(trace, said.info(path))
-        return _Read(path, tables, said, cached=key is None or store.save(key, tables, said))
+        return RankRead(path, tables, said, cached=key is None or store.save(key, tables, said))
     except TraceanaError as error:
-        return _Read(path, error=error)
+        return RankRead(path, error=error)
     except OSError as error:
         what = f"cannot read the trace ({error.strerror or error})"
-        return _Read(path, error=SourceError(what, where=str(path), hint="check the path and its permissions"))
+        return RankRead(path, error=SourceError(what, where=str(path), hint="check the path and its permissions"))
 
 
 def _of_rank(tables: RankTables, info: RankInfo) -> RankTables:
     return replace(tables, info=info, losses=tables.losses.with_columns(rank=pl.lit(info.rank, dtype=pl.Int32())))
 
 
-def _unread(read: _Read, *, alone: bool) -> Loss:
+def _unread(read: RankRead, *, alone: bool) -> Loss:
     error = cast(TraceanaError, read.error)
     if isinstance(error, MergedTrace):
         detail = (
@@ -137,7 +142,7 @@ def _unread(read: _Read, *, alone: bool) -> Loss:
     return loss("rank_not_read", "error", 1, f"{read.path.name}: {error.what}")
 
 
-def _nothing(listing: Listing, reads: Sequence[_Read]) -> SourceError:
+def _nothing(listing: Listing, reads: Sequence[RankRead]) -> SourceError:
     errors = [read.error for read in reads if read.error is not None]
     if len(errors) == 1 and isinstance(errors[0], SourceError):
         return errors[0]

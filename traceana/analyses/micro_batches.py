@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from traceana.arrays import distinct
 from traceana.intervals import Intervals, intersect, union
 from traceana.model.model import Model
 from traceana.result import Result
@@ -47,7 +48,7 @@ def _steps(spans: list[Intervals], model: Model) -> pl.DataFrame:
     lo, hi = model.trace.window.start_ns, model.trace.window.end_ns
     start = np.concatenate([np.clip(s.start, lo, hi) for s in spans]) if spans else np.zeros(0, dtype=np.int64)
     end = np.concatenate([np.clip(s.end, lo, hi) for s in spans]) if spans else np.zeros(0, dtype=np.int64)
-    cuts = np.unique(np.concatenate([start, end, np.array([lo, hi], dtype=np.int64)]))
+    cuts = distinct(np.concatenate([start, end, np.array([lo, hi], dtype=np.int64)]))
     at = cuts[:-1]
     count = np.searchsorted(np.sort(start), at, side="right") - np.searchsorted(np.sort(end), at, side="right")
     return pl.DataFrame({"ts_ns": at, "end_ns": cuts[1:], "count": count.astype(np.int64)})

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from traceana import schema
+from traceana.arrays import distinct
 from traceana.intervals import IntArray, Intervals, intersect_pairs, subtract, union
 from traceana.model.chain import CAUSES, CODE, CONTROL, FORWARD, MESSAGE, REASONS, THREAD, Links, walk
 from traceana.model.gaps import Gaps, find_gaps
@@ -252,7 +253,7 @@ def _clock_bound(links: Links, graph: Graph, head: IntArray) -> IntArray:
     bound = np.isin(links.element, (MESSAGE, CONTROL)) | (links.root != graph.activity.rank[head[links.chain]])
     if graph.control_send.size:
         bound |= links.element == THREAD
-    return np.unique(links.chain[bound])
+    return distinct(links.chain[bound])
 
 
 def _tally(pieces: _Pieces, ranks: int) -> IntArray:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traceana.arrays import distinct, numbered
 from traceana.intervals import IntArray, Intervals
 from traceana.model.graph import Graph
 
@@ -75,7 +76,7 @@ def find_gaps(graph: Graph, rank: int, idle: Intervals, communication: np.ndarra
             begin[lost] = np.where(before >= 0, np.minimum(reach[np.maximum(before, 0)], x[lost]), x[lost])
     begin = np.minimum(begin, x)
     known = head >= 0
-    heads, inverse = np.unique(head[known], return_inverse=True)
+    heads, inverse = numbered(head[known])
     begins = np.full(heads.size, np.iinfo(np.int64).max)
     np.minimum.at(begins, inverse, begin[known])
     of_idle = np.full(x.size, -1, dtype=np.int64)
@@ -95,7 +96,7 @@ def _running_end(end: IntArray, owner: IntArray) -> IntArray:
         above: IntArray = np.maximum.accumulate(end - low + run * step) - run * step + low
         return above
     out = end.copy()
-    for value in np.unique(run):
+    for value in distinct(run):
         pick = run == value
         out[pick] = np.maximum.accumulate(end[pick])
     return out

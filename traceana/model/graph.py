@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
+from traceana.arrays import distinct, groups_of, numbered
 from traceana.intervals import IntArray, Intervals, within
 from traceana.matching.visits import main_thread, visit_of
 from traceana.model.forwards import forward_of_activities
@@ -148,7 +149,7 @@ def _other_stream(start: IntArray, end: IntArray, lane: IntArray, issued: IntArr
     if rows.size == 0:
         return found
     site = waits.site[rows]
-    for other in np.unique(lane):
+    for other in distinct(lane):
         members = np.flatnonzero(lane == other)
         members = members[np.argsort(issued[members], kind="stable")]
         at = np.searchsorted(issued[members], waits.waited[rows], side="left") - 1
@@ -156,7 +157,7 @@ def _other_stream(start: IntArray, end: IntArray, lane: IntArray, issued: IntArr
         known = (candidate >= 0) & (lane[rows] != other)
         known &= issued[rows] >= waits.settled[candidate]
         running = known & (end[candidate] > start[rows])
-        refuted = np.isin(site, np.unique(site[running]))
+        refuted = np.isin(site, site[running])
         take = known & ~refuted & (end[candidate] > best[rows])
         found[rows[take]] = candidate[take]
         best[rows[take]] = end[candidate[take]]
@@ -207,7 +208,7 @@ def _rank_activities(
     call_end = frame.get_column("call_end_ns").fill_null(int(NEVER)).to_numpy()
     tid = frame.get_column("call_tid").fill_null(-1).to_numpy()
     thread = np.full(n, -1, dtype=np.int64)
-    for t in np.unique(tid[tid >= 0]):
+    for t in distinct(tid[tid >= 0]):
         thread[tid == t] = threads.setdefault((index, int(t)), len(threads))
     order = np.lexsort((np.arange(n), start, stream))
     previous = np.full(n, -1, dtype=np.int64)
@@ -226,11 +227,11 @@ def _rank_activities(
     issued = np.where(call_start == NEVER, start, call_start)
     receives = (rank.device.get_column("collective").cast(pl.String) == "recv").fill_null(False).to_numpy()
     sends = (rank.device.get_column("collective").cast(pl.String) == "send").fill_null(False).to_numpy()
-    lane = 2 * np.unique(stream, return_inverse=True)[1] + sends
+    lane = 2 * numbered(stream)[1] + sends
     if waits.size:
         settled = np.where(sends, _next_run(visits, issued), NEVER)
         name = rank.device.get_column("name").to_physical().to_numpy().astype(np.int64)
-        site = np.unique(np.stack([lane, name, _span(phases, issued)]), axis=1, return_inverse=True)[1]
+        site = groups_of(lane, name, _span(phases, issued))
         facts = _Waits(waited, released, site, settled)
         other = _other_stream(start, end, lane, issued, facts)
     else:
@@ -265,7 +266,7 @@ def _sync_stops(
     thread = np.array(
         [threads.setdefault((index, int(t)), len(threads)) for t in calls.get_column("tid")], dtype=np.int64
     )
-    site = np.unique(np.stack([calls.get_column("name").to_physical().to_numpy().astype(np.int64), _span(phases, start)]), axis=1, return_inverse=True)[1]  # fmt: skip
+    site = groups_of(calls.get_column("name").to_physical().to_numpy().astype(np.int64), _span(phases, start))
     mine = mine[np.argsort(act.call_start[mine], kind="stable")]
     only = np.full(start.size, -1, dtype=np.int64)
     at = np.searchsorted(act.call_start[mine], start, side="left") - 1
@@ -274,13 +275,13 @@ def _sync_stops(
     found = np.full(start.size, -1, dtype=np.int64)
     best = start.copy()
     everything = calls.get_column("name").cast(pl.String).str.contains("DeviceSynchronize|Ctx").to_numpy()
-    for lane in np.unique(act.lane[mine]):
+    for lane in distinct(act.lane[mine]):
         members = mine[act.lane[mine] == lane]
         at = np.searchsorted(act.call_start[members], start, side="left") - 1
         last = members[np.maximum(at, 0)]
         # The host waits for results; a send is waited for by the streams that reuse its buffer.
         known = (at >= 0) & ((only < 0) | (act.stream[last] == only)) & (everything | (lane % 2 == 0))
-        refuted = np.isin(site, np.unique(site[known & (act.end[last] > end)]))
+        refuted = np.isin(site, site[known & (act.end[last] > end)])
         take = known & ~refuted & (act.end[last] > best)
         found[take] = last[take]
         best[take] = act.end[last[take]]
@@ -291,9 +292,8 @@ def _sync_stops(
 def _span(phases: pl.DataFrame, at: IntArray) -> IntArray:
     """A number for the scheduler's span at each time, -1 where none is known."""
     index = within(at, Intervals(phases.get_column("ts_ns").to_numpy(), phases.get_column("end_ns").to_numpy()))
-    kinds = np.append(np.unique(phases.get_column("detail").to_numpy(), return_inverse=True)[1], -1)
-    numbers: IntArray = kinds[index].astype(np.int64)
-    return numbers
+    kinds = phases.get_column("detail").cast(pl.Categorical).to_physical().to_numpy().astype(np.int64)
+    return np.append(kinds, -1)[index]
 
 
 def _lone_receives(trace: Trace, index: int, main: int) -> Intervals:
@@ -317,7 +317,7 @@ def _boundaries(trace: Trace, index: int, tid: int) -> IntArray:
         parts.append(own.get_column("ts_ns").to_numpy())
         ends = own.filter(pl.col("name") != "gloo:send") if frame is rank.annotations else own
         parts.append(ends.get_column("end_ns").to_numpy())
-    return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
+    return distinct(np.concatenate(parts))
 
 
 def build_graph(trace: Trace, phases: Sequence[pl.DataFrame]) -> Graph:
@@ -413,7 +413,7 @@ def build_graph(trace: Trace, phases: Sequence[pl.DataFrame]) -> Graph:
         begin[thread_no] = marks[0]
         own = np.flatnonzero((s_thread == thread_no) & (s_kind == STOP_COMMIT))
         # The ends of the commits themselves are boundaries too: two sends are committed one after the other.
-        marks = np.unique(np.concatenate([marks, s_end[own]]))
+        marks = distinct(np.concatenate([marks, s_end[own]]))
         index = np.searchsorted(marks, s_end[own], side="left") - 1
         before[own] = np.where(index >= 0, marks[np.maximum(index, 0)], NEVER)
         # Commits of messages that had arrived before the thread came to them show what a commit costs by itself.

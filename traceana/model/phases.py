@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from traceana.arrays import distinct
 from traceana.intervals import IntArray
 from traceana.matching.visits import main_thread
 from traceana.tables import RankTables
@@ -67,7 +68,7 @@ def host_phases(rank: RankTables, visits: pl.DataFrame) -> pl.DataFrame:
     marks = [start, end, visit_start, visit_end]
     for frame in (graph, over):
         marks += [frame.get_column("ts_ns").to_numpy(), frame.get_column("end_ns").to_numpy()]
-    cuts = np.unique(np.concatenate(marks))
+    cuts = distinct(np.concatenate(marks))
     cuts = cuts[(cuts >= visit_start[0]) & (cuts <= visit_end[-1])]
     at = cuts[:-1]
     inner = innermost(start, end, at)

@@ -15,9 +15,10 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
+from traceana.arrays import numbered
 from traceana.errors import SourceError
 from traceana.sources.kineto import RawTrace
-from traceana.sources.kineto_events import ANNOTATION, CALL, MEMSET, NULL, OP
+from traceana.sources.kineto_events import ANNOTATION, CALL, MEMSET, NULL, OP, Ints
 from traceana.sources.losses import Loss, loss
 from traceana.tables.capture import ProcessGroup, RankInfo
 
@@ -284,9 +285,9 @@ def _scheduler_pid(trace: RawTrace) -> int | None:
     """The process of most CPU spans; runtime calls decide where there are no spans."""
     kind, pids = trace.events.columns["kind"], trace.events.columns["pid"]
     for kinds in ((ANNOTATION, OP), (CALL,)):
-        found, counts = np.unique(pids[np.isin(kind, kinds)], return_counts=True)
-        if found.size:
-            return int(found[np.argmax(counts)])
+        found = _commonest(pids[np.isin(kind, kinds)])
+        if found is not None:
+            return found
     return None
 
 
@@ -294,8 +295,13 @@ def _device(trace: RawTrace) -> int | None:
     columns = trace.events.columns
     rows = columns["kind"] <= MEMSET
     device = np.where(columns["device"][rows] == NULL, columns["pid"][rows], columns["device"][rows])
-    found, counts = np.unique(device, return_counts=True)
-    return int(found[np.argmax(counts)]) if found.size else None
+    return _commonest(device)
+
+
+def _commonest(values: Ints) -> int | None:
+    """The value that occurs most often, the lowest on ties."""
+    found, place = numbered(values)
+    return int(found[np.argmax(np.bincount(place))]) if found.size else None
 
 
 def _groups(config: object) -> tuple[ProcessGroup, ...]:

@@ -60,15 +60,15 @@ def held_commits(graph: Graph, rows: IntArray) -> np.ndarray:
     """Which of the stops `rows`, commits of gloo sends, held their thread.
 
     A commit returns once the message is taken. It was held if the peer posted its receive after the thread had come to
-    the commit. If the message was in flight then, it was held if the message arrived no longer before the commit's end
-    than the fastest free commit takes; where the receiver woke after the sender, if it took longer than commits do by
-    themselves.
+    the commit. If the message was in flight then, it was held if it returned as soon after the arrival as those that were
+    surely held, and sooner than any free commit takes; where the receiver woke after the sender, if it took longer than
+    commits do by themselves.
     """
     s = graph.stop
     posted, done = graph.control_recv[s.ref[rows]], graph.control_done[s.ref[rows]]
     before, end = s.before[rows], s.end[rows]
     late = posted > before
-    arrived = (end >= done) & (end - done <= s.fastest[rows])
+    arrived = (end >= done) & (end - done <= np.minimum(s.fastest[rows], s.soon[rows]))
     in_flight = (done > before) & (arrived | ((end < done) & (end - before > s.usual[rows])))
     held: np.ndarray = (before != NEVER) & (posted < end) & (late | in_flight)
     return held
@@ -173,7 +173,7 @@ class _Walker:
         rank = a.rank[j]
         received, sent, forward = a.recv_of[j], a.send_of[j], a.forward[j]
         is_recv = received >= 0
-        lone = a.receives[j] & ~is_recv
+        lone = (a.receives[j] & ~is_recv) | (a.sends[j] & (sent < 0))
         self.give_up(chains[lone], j[lone], _NO_PARTNER)
         chains, j, rank = chains[~lone], j[~lone], rank[~lone]
         received, sent, forward, is_recv = received[~lone], sent[~lone], forward[~lone], is_recv[~lone]

@@ -15,19 +15,24 @@ import numpy as np
 import polars as pl
 
 from traceana.arrays import distinct, groups_of, numbered
-from traceana.intervals import IntArray, Intervals, within
-from traceana.matching.visits import main_thread, visit_of
+from traceana.intervals import IntArray, Intervals
+from traceana.matching.visits import main_thread
 from traceana.model.forwards import forward_of_activities
+from traceana.model.kernel_classes import is_communication
+from traceana.model.phases import span_numbers
+from traceana.model.stream_waits import STREAM_WAITS, Issued, find_stream_waits
+from traceana.model.streams import awaited_activities
 from traceana.model.trace import Trace
 from traceana.model.transfers import message_parts
+from traceana.tables import RankTables
 
 __all__ = ["NEVER", "STOP_ALONE", "STOP_COMMIT", "STOP_RECEIVE", "STOP_SYNC", "Graph", "build_graph"]
 
 NEVER = np.int64(-(1 << 62))
+NO_LIMIT = np.int64(1 << 62)
 STOP_RECEIVE, STOP_COMMIT, STOP_SYNC, STOP_ALONE = 1, 2, 3, 4
 
 _SYNCS = r"^(cuda|hip)(EventSynchronize|StreamSynchronize|DeviceSynchronize)|^cu(Event|Stream|Ctx)Synchronize"
-_WAITS = r"StreamWait(Event|Value)"
 # Without any stream-wait call in the trace, an activity that starts this soon after another stream's end followed it.
 _FOLLOWS_NS = 20_000
 
@@ -51,27 +56,17 @@ class Activities:
     recv_of: IntArray
     waits: IntArray
     receives: np.ndarray
+    sends: np.ndarray
     previous: IntArray
     other: IntArray
 
 
 @dataclass(frozen=True, slots=True)
-class _Waits:
-    """Per activity: the last stream-wait call ahead of its launch (NEVER: none), when it could have started otherwise,
-    its site, and from when on streams can wait for it: a send is waited for when it is committed, which is just before
-    the next visit's run_batch; all else at once (NEVER)."""
-
-    waited: IntArray
-    released: IntArray
-    site: IntArray
-    settled: IntArray
-
-
-@dataclass(frozen=True, slots=True)
 class Stops:
     """Points at which a host thread may have been held, by (thread, end). `ref` is a control message or an activity;
-    `before` is the last event boundary on the thread ahead of the end; `usual` and `fastest` are how
-    long commits on that thread take from there when nothing holds them (90th percentile and minimum)."""
+    `before` is the last event boundary on the thread ahead of the end; `usual` and
+    `fastest` are how long commits on that thread take from there when nothing holds them (90th percentile and minimum),
+    `soon` how long after the message's arrival those return, at most, that were surely held."""
 
     thread: IntArray
     start: IntArray
@@ -81,6 +76,7 @@ class Stops:
     before: IntArray
     usual: IntArray
     fastest: IntArray
+    soon: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +119,10 @@ class Graph:
         )
         s = self.stop
         ds = dt[s.thread]
+        # Lags are between the two ends' clocks: the peer of a thread's commits is the same for all of them.
+        commit = s.kind == STOP_COMMIT
+        soon = s.soon.copy()
+        soon[commit] += ds[commit] - dt[self.control_dst[s.ref[commit]]]
         return replace(
             self,
             activity=activity,
@@ -130,43 +130,13 @@ class Graph:
             control_send=self.control_send + dt[self.control_src],
             control_recv=self.control_recv + dt[self.control_dst],
             control_done=self.control_done + dt[self.control_dst],
-            stop=replace(s, start=s.start + ds, end=s.end + ds, before=s.before + ds),
+            stop=replace(s, start=s.start + ds, end=s.end + ds, before=s.before + ds, soon=soon),
             thread_begin=self.thread_begin + dt,
         )
 
 
-def _other_stream(start: IntArray, end: IntArray, lane: IntArray, issued: IntArray, waits: _Waits) -> IntArray:
-    """For each activity of one rank the activity of another lane that it waited for, or -1.
-
-    A stream-wait call names no streams. Evidence stands in for the name: a lane is waited for at a site (a kernel on
-    a lane, issued in a span of the scheduler) only if at every instance of the site its last activity issued before the wait had ended when the kernel
-    started; one that was still running once is not waited for. Lanes are streams, with sends apart from the rest.
-    """
-    n = start.size
-    found = np.full(n, -1, dtype=np.int64)
-    best = waits.released.copy()
-    rows = np.flatnonzero(waits.waited != NEVER)
-    if rows.size == 0:
-        return found
-    site = waits.site[rows]
-    for other in distinct(lane):
-        members = np.flatnonzero(lane == other)
-        members = members[np.argsort(issued[members], kind="stable")]
-        at = np.searchsorted(issued[members], waits.waited[rows], side="left") - 1
-        candidate = np.where(at >= 0, members[np.maximum(at, 0)], -1)
-        known = (candidate >= 0) & (lane[rows] != other)
-        known &= issued[rows] >= waits.settled[candidate]
-        running = known & (end[candidate] > start[rows])
-        refuted = np.isin(site, site[running])
-        take = known & ~refuted & (end[candidate] > best[rows])
-        found[rows[take]] = candidate[take]
-        best[rows[take]] = end[candidate[take]]
-    return found
-
-
 def _follows(start: IntArray, end: IntArray, lane: IntArray, released: IntArray) -> IntArray:
-    """As `_other_stream`, for traces without any stream-wait call: the latest-ending activity of another lane, if it
-    ended just before."""
+    """For traces without any stream-wait call: the latest-ending activity of another lane, if it ended just before."""
     by_end = np.argsort(end, kind="stable")
     ends = end[by_end]
     position = np.searchsorted(ends, start, side="right") - 1
@@ -184,14 +154,27 @@ def _follows(start: IntArray, end: IntArray, lane: IntArray, released: IntArray)
     return found
 
 
-def _next_run(visits: pl.DataFrame, issued: IntArray) -> IntArray:
-    """Start of the first run_batch of a later visit for each time; NEVER where nothing is known of visits."""
+def _runs(visits: pl.DataFrame) -> tuple[IntArray, IntArray]:
+    """Starts and ends of the `run_batch` spans of one rank's visits; one that the profiler's stop cut ends with its
+    visit."""
     runs = visits.filter(pl.col("run_ts_ns").is_not_null())
-    if runs.height == 0:
-        return np.full(issued.size, NEVER)
-    visit = visit_of(visits, issued)
-    at = np.searchsorted(runs.get_column("visit").to_numpy(), visit, side="right")
-    return np.append(runs.get_column("run_ts_ns").to_numpy(), np.iinfo(np.int64).max)[at]
+    end = runs.select(pl.coalesce("run_end_ns", "end_ns")).to_series()
+    return runs.get_column("run_ts_ns").to_numpy(), end.to_numpy()
+
+
+def _forward_ends(visits: pl.DataFrame, member: IntArray, end: IntArray) -> IntArray:
+    """The activity that ends last in the forward of each `run_batch` span, -1 where it issued none."""
+    order = np.lexsort((end, member))
+    order = order[member[order] >= 0]
+    visit = visits.filter(pl.col("run_ts_ns").is_not_null()).get_column("visit").to_numpy()
+    at = np.searchsorted(member[order], visit, side="right") - 1
+    last = np.append(order, -1)[at]
+    return np.where((last >= 0) & (member[last] == visit), last, -1)
+
+
+def _communication(rank: RankTables) -> np.ndarray:
+    names = rank.device.get_column("name").cast(pl.String)
+    return names.is_in([n for n in names.unique() if is_communication(n)]).to_numpy()
 
 
 def _rank_activities(
@@ -216,24 +199,18 @@ def _rank_activities(
     previous[order[1:][same]] = order[:-1][same]
     visits = trace.visits.filter(pl.col("rank") == me)
     member = forward_of_activities(rank, visits, launch)
-    waits = rank.calls.filter(pl.col("name").cast(pl.String).str.contains(_WAITS)).get_column("ts_ns").to_numpy()
-    # The launch before on the same stream: what was waited for earlier than that was waited for by it.
-    before = np.where(previous >= 0, call_start[np.maximum(previous, 0)], NEVER)
-    at = np.searchsorted(waits, call_start, side="left") - 1
-    last_wait = np.where(at >= 0, np.append(waits, NEVER)[at], NEVER)
-    waited = np.where((last_wait > before) & (call_start != NEVER), last_wait, NEVER)
     e1 = np.where(previous >= 0, np.minimum(end[np.maximum(previous, 0)], start), NEVER)
     released = np.maximum(e1, np.where(call_start == NEVER, NEVER, np.minimum(call_end, start)))
     issued = np.where(call_start == NEVER, start, call_start)
     receives = (rank.device.get_column("collective").cast(pl.String) == "recv").fill_null(False).to_numpy()
     sends = (rank.device.get_column("collective").cast(pl.String) == "send").fill_null(False).to_numpy()
     lane = 2 * numbered(stream)[1] + sends
-    if waits.size:
-        settled = np.where(sends, _next_run(visits, issued), NEVER)
-        name = rank.device.get_column("name").to_physical().to_numpy().astype(np.int64)
-        site = groups_of(lane, name, _span(phases, issued))
-        facts = _Waits(waited, released, site, settled)
-        other = _other_stream(start, end, lane, issued, facts)
+    if rank.calls.get_column("name").cast(pl.String).unique().str.contains(STREAM_WAITS).any():
+        runs = _runs(visits)
+        calls = Issued(issued, tid, lane // 2, _communication(rank), sends)
+        waits = find_stream_waits(rank, calls, Intervals(*runs), main_thread(rank))
+        ends = _forward_ends(visits, member, end)
+        other = awaited_activities(start, end, released, calls, waits, phases, (runs[0], ends))
     else:
         other = _follows(start, end, lane, released)
     none = np.full(n, -1, dtype=np.int64)
@@ -241,7 +218,8 @@ def _rank_activities(
         Activities(
             rank=np.full(n, index, dtype=np.int64), row=np.arange(n), start=start, end=end, stream=stream, lane=lane,
             call_start=call_start, call_end=call_end, thread=thread, forward=none.copy(), send_of=none.copy(),
-            recv_of=none.copy(), waits=np.zeros(n, dtype=np.int64), receives=receives, previous=np.where(previous >= 0, previous + first, -1),
+            recv_of=none.copy(), waits=np.zeros(n, dtype=np.int64), receives=receives, sends=sends,
+            previous=np.where(previous >= 0, previous + first, -1),
             other=np.where(other >= 0, other + first, -1),
         ),
         member,
@@ -266,7 +244,7 @@ def _sync_stops(
     thread = np.array(
         [threads.setdefault((index, int(t)), len(threads)) for t in calls.get_column("tid")], dtype=np.int64
     )
-    site = groups_of(calls.get_column("name").to_physical().to_numpy().astype(np.int64), _span(phases, start))
+    site = groups_of(calls.get_column("name").to_physical().to_numpy().astype(np.int64), span_numbers(phases, start))
     mine = mine[np.argsort(act.call_start[mine], kind="stable")]
     only = np.full(start.size, -1, dtype=np.int64)
     at = np.searchsorted(act.call_start[mine], start, side="left") - 1
@@ -287,13 +265,6 @@ def _sync_stops(
         best[take] = act.end[last[take]]
     keep = found >= 0
     return [thread[keep], start[keep], end[keep], found[keep]]
-
-
-def _span(phases: pl.DataFrame, at: IntArray) -> IntArray:
-    """A number for the scheduler's span at each time, -1 where none is known."""
-    index = within(at, Intervals(phases.get_column("ts_ns").to_numpy(), phases.get_column("end_ns").to_numpy()))
-    kinds = phases.get_column("detail").cast(pl.Categorical).to_physical().to_numpy().astype(np.int64)
-    return np.append(kinds, -1)[index]
 
 
 def _lone_receives(trace: Trace, index: int, main: int) -> Intervals:
@@ -404,7 +375,8 @@ def build_graph(trace: Trace, phases: Sequence[pl.DataFrame]) -> Graph:
     before = np.full(s_end.size, NEVER)
     usual = np.zeros(s_end.size, dtype=np.int64)
     fastest = np.zeros(s_end.size, dtype=np.int64)
-    done = c.get_column("recv_end_ns").to_numpy()
+    soon = np.full(s_end.size, NO_LIMIT)
+    done, posted = c.get_column("recv_end_ns").to_numpy(), c.get_column("recv_ts_ns").to_numpy()
     begin = np.full(len(threads), np.iinfo(np.int64).max)
     for (i, tid), thread_no in threads.items():
         marks = _boundaries(trace, i, tid)
@@ -420,13 +392,17 @@ def build_graph(trace: Trace, phases: Sequence[pl.DataFrame]) -> Graph:
         free = own[done[s_ref[own]] <= before[own]]
         usual[own] = int(np.quantile(s_end[free] - before[free], 0.9, method="lower")) if free.size else 0
         fastest[own] = int((s_end[free] - before[free]).min()) if free.size else 0
+        # And those that the peer surely held show how soon they return once the message has arrived.
+        ref = s_ref[own]
+        lag = (s_end[own] - done[ref])[(posted[ref] > before[own]) & (posted[ref] < s_end[own])]
+        soon[own] = lag.max() if (lag >= 0).any() else NO_LIMIT
     thread_rank = np.array([i for (i, _), _ in sorted(threads.items(), key=lambda x: x[1])], dtype=np.int64)
     return Graph(
         ranks=ranks, activity=act, forward_rank=f_rank, forward_first=f_first, forward_visit=f_visit, forward_start=f_start,
         message_send=send, message_recv=recv, message_token=_token(m, trace), control_src=c_src, control_dst=c_dst,
-        control_send=c.get_column("send_ts_ns").to_numpy(), control_recv=c.get_column("recv_ts_ns").to_numpy(),
+        control_send=c.get_column("send_ts_ns").to_numpy(), control_recv=posted,
         control_done=done, control_token=_token(c, trace),
-        stop=Stops(s_thread, s_start, s_end, s_kind, s_ref, before, usual, fastest),
+        stop=Stops(s_thread, s_start, s_end, s_kind, s_ref, before, usual, fastest, soon),
         thread_rank=thread_rank, thread_begin=begin, main=main,
     )  # fmt: skip
 

@@ -6,11 +6,11 @@ import numpy as np
 import polars as pl
 
 from traceana.arrays import distinct
-from traceana.intervals import IntArray
+from traceana.intervals import IntArray, Intervals, within
 from traceana.matching.visits import main_thread
 from traceana.tables import RankTables
 
-__all__ = ["HOST_LAUNCH", "HOST_SCHEDULE", "NO_WORK", "PROFILER", "UNKNOWN", "host_phases"]
+__all__ = ["HOST_LAUNCH", "HOST_SCHEDULE", "NO_WORK", "PROFILER", "UNKNOWN", "host_phases", "span_numbers"]
 
 HOST_SCHEDULE, HOST_LAUNCH, NO_WORK, PROFILER, UNKNOWN = (
     "host_schedule",
@@ -105,6 +105,13 @@ def host_phases(rank: RankTables, visits: pl.DataFrame) -> pl.DataFrame:
         .agg(pl.col("ts_ns").first(), pl.col("end_ns").last(), pl.col("cause", "detail", "visit").first())
         .drop("run")
     )
+
+
+def span_numbers(phases: pl.DataFrame, at: IntArray) -> IntArray:
+    """A number for the scheduler's span at each time, equal for spans of one name; -1 where none is known."""
+    index = within(at, Intervals(phases.get_column("ts_ns").to_numpy(), phases.get_column("end_ns").to_numpy()))
+    kinds = phases.get_column("detail").cast(pl.Categorical).to_physical().to_numpy().astype(np.int64)
+    return np.append(kinds, -1)[index]
 
 
 def _covered(at: IntArray, start: IntArray, end: IntArray) -> np.ndarray:

@@ -22,6 +22,7 @@ from traceana.errors import SourceError
 from traceana.sources.kineto_chunks import Chunk, Cutter
 from traceana.sources.kineto_events import Events, Lost, join_events
 from traceana.sources.kineto_fast import NotPlain, parse_one, parse_plain
+from traceana.sources.kineto_keys import parse_keys
 from traceana.sources.kineto_text import BLOCK, text_blocks
 from traceana.sources.kineto_tolerant import EventReader, parse_tolerant
 from traceana.sources.limits import Limits
@@ -185,7 +186,10 @@ def _fast(chunk: Chunk) -> Events:
             str(memoryview(chunk.buffer)[chunk.start : chunk.stop], "utf-8")
         except UnicodeDecodeError as error:
             raise NotPlain("not UTF-8") from error
-    return parse_plain(chunk.buffer, chunk.start, chunk.stop, chunk.offset)
+    try:
+        return parse_keys(chunk.buffer, chunk.start, chunk.stop, chunk.offset)
+    except NotPlain:
+        return parse_plain(chunk.buffer, chunk.start, chunk.stop, chunk.offset)
 
 
 def _refuse() -> Events:

@@ -29,8 +29,8 @@ _LARGEST = 16 << 20  # a stretch without any boundary is handed over at this siz
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`buffer[raw:stop]` is the next stretch of text; from `start` on it is whole events. `offset` is where the buffer
-    lies in the whole text; `final` says that no text follows. The texts of all chunks together are the whole text after
+    """`buffer[raw:stop]` is the next stretch of text, with `SLACK` bytes around it; from `start` on it is whole events.
+    `offset` is where the buffer lies in the whole text; `final` says that no text follows. The texts of all chunks together are the whole text after
     the head: what follows the list of events begins in the chunk in which the list ends."""
 
     buffer: bytes
@@ -71,43 +71,44 @@ class Cutter:
     def __iter__(self) -> Iterator[Chunk]:
         """The stretches, in order. The separator before a stretch's first event belongs to it (`raw` to `start`)."""
         for block in self._blocks:
-            text = self._carry + block + _PAD
+            text = b"".join((_PAD, self._carry, block, _PAD))
             end = len(text) - SLACK
             stop = self._last_cut(text, end)
             if stop < 0 and end > _LARGEST:
                 stop = end
             if stop < 0:
-                self._carry = text[:end]
+                self._carry = text[SLACK:end]
                 continue
             yield self._chunk(text, stop, final=False)
             self._carry = text[stop:end]
-            self._offset += stop
-        text = self._carry + _PAD
+            self._offset += stop - SLACK
+        text = b"".join((_PAD, self._carry, _PAD))
         end = len(text) - SLACK
         stop = self._last_cut(text, end)
         if stop > 0:
             yield self._chunk(text, stop, final=False)
-            self._offset += stop
-            text, end = text[stop:], end - stop
+            self._offset += stop - SLACK
+            text = b"".join((_PAD, text[stop:]))
+            end = len(text) - SLACK
         self._carry = b""
         yield self._chunk(text, end, final=True)
 
     def _chunk(self, text: bytes, stop: int, *, final: bool) -> Chunk:
-        start = 0
+        start = SLACK
         while start < stop and text[start] in b" \t\r\n,":
             start += 1
-        return Chunk(text, 0, start, stop, self._offset, final)
+        return Chunk(text, SLACK, start, stop, self._offset - SLACK, final)
 
     def _last_cut(self, text: bytes, end: int) -> int:
         """The position after the `}` of the last event that another one follows, or -1."""
         if self._cut is None:
-            found = _CUT.search(text, 0, end)
+            found = _CUT.search(text, SLACK, end)
             if found is None:
                 return -1
             self._cut = found.group()
-        at = text.rfind(self._cut, 0, end)
+        at = text.rfind(self._cut, SLACK, end)
         if at < 0:  # another layout from here on
-            others = list(_CUT.finditer(text, 0, end))
+            others = list(_CUT.finditer(text, SLACK, end))
             if not others:
                 return -1
             self._cut, at = others[-1].group(), others[-1].start()

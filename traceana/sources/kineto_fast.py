@@ -25,17 +25,17 @@ from traceana.sources.kineto_events import (
 from traceana.sources.kineto_index import Index, Literal, NotPlain, build_index
 from traceana.sources.kineto_layout import NEEDED, learn, standard_layouts
 from traceana.sources.kineto_tolerant import EventReader, parse_tolerant
-from traceana.sources.kineto_words import SLACK, Bools, Bytes, Positions, categorical, decimals, integers
+from traceana.sources.kineto_words import SLACK, Bools, Bytes, Positions, Words, categorical, decimals, integers
 
-__all__ = ["NotPlain", "parse_one", "parse_plain"]
+__all__ = ["FALSE", "METADATA", "SPAN", "TRUE", "NotPlain", "kinds_at", "parse_one", "parse_plain", "with_odd"]
 
 _PHASE = Literal.of('"ph":')
 _PHASE_HEAD = np.uint16(int.from_bytes(b"ph", "little"))
-_QUOTE, _SPAN, _METADATA = ord('"'), ord("X"), ord("M")
+_QUOTE, SPAN, METADATA = ord('"'), ord("X"), ord("M")
 _ARGS = {key: Literal.of(f'"{key}":') for key in (*INTS, "finished", "Collective name")}
 _HEADS = {key: np.uint16(int.from_bytes(key.encode()[:2], "little")) for key in _ARGS}
 _CATEGORIES = [(Literal.of(f'"{name}"'), kind) for name, kind in KIND_OF.items()]
-_FALSE, _TRUE = Literal.of("false"), Literal.of("true")
+FALSE, TRUE = Literal.of("false"), Literal.of("true")
 _STANDARD = standard_layouts()
 _LEARNED = 8  # layouts of its own that a stretch may have
 _WORTH = 16  # events that share one, for it to be worth learning
@@ -50,12 +50,12 @@ def parse_plain(buffer: bytes, start: int, stop: int, offset: int = 0, *, salvag
     index = build_index(buffer, start, stop)
     phase = _phases(index)
     places = _places(buffer, index, phase)
-    odd = (phase == 0) | (phase == _METADATA)
-    spans = np.flatnonzero(phase == _SPAN)
+    odd = (phase == 0) | (phase == METADATA)
+    spans = np.flatnonzero(phase == SPAN)
     known = places["cat"][spans] >= 0
     odd[spans[~known]] = True
     spans = spans[known]
-    kind = _kinds(index, places["cat"][spans])
+    kind = kinds_at(index.words, index.values(places["cat"][spans]))
     unused = _unused(buffer, index, phase, spans[kind < 0], places["cat"], odd)
     rows, kind = spans[kind >= 0], kind[kind >= 0]
 
@@ -76,7 +76,7 @@ def parse_plain(buffer: bytes, start: int, stop: int, offset: int = 0, *, salvag
         return plain
     if not salvage:
         raise NotPlain("an event is out of the ordinary")
-    return _with_odd(plain, index.starts[rows] + offset, buffer, index, left, offset)
+    return with_odd(plain, index.starts[rows] + offset, buffer, index.starts[left], index.ends[left] + 1, offset)
 
 
 def parse_one(event: bytes) -> Events | None:
@@ -111,7 +111,7 @@ def _places(buffer: bytes, index: Index, phase: Bytes) -> dict[str, Positions]:
     """The token of every needed key of every event, -1 where it is not known. Sets the phase of events that do not
     begin with it, where their layout can be learned."""
     places = {key: np.full(phase.size, -1, dtype=np.int64) for key in NEEDED}
-    left = np.flatnonzero(phase == _SPAN)
+    left = np.flatnonzero(phase == SPAN)
     for layout in _STANDARD:
         matched = layout.match(index, left)
         for key, tokens in layout.places(index, matched).items():
@@ -121,7 +121,7 @@ def _places(buffer: bytes, index: Index, phase: Bytes) -> dict[str, Positions]:
     strange = (phase == 0) & ~index.broken
     if left.size + np.count_nonzero(strange) < _WORTH:
         return places
-    left = np.flatnonzero(((phase == _SPAN) & (places["ph"] < 0)) | strange)
+    left = np.flatnonzero(((phase == SPAN) & (places["ph"] < 0)) | strange)
     for _ in range(_LEARNED):
         if left.size < _WORTH:
             break
@@ -139,16 +139,15 @@ def _places(buffer: bytes, index: Index, phase: Bytes) -> dict[str, Positions]:
     return places
 
 
-def _kinds(index: Index, tokens: Positions) -> Positions:
-    """The kind of every category, -1 for those that no table holds."""
-    kind = np.full(tokens.size, -1, dtype=np.int64)
-    at = index.values(tokens)
-    words = index.words[at]
-    left = tokens.size
+def kinds_at(words: Words, at: Positions) -> Positions:
+    """The kind of the category at each position, -1 for those that no table holds."""
+    kind = np.full(at.size, -1, dtype=np.int64)
+    first = words[at]
+    left = at.size
     for literal, code in _CATEGORIES:
         if not left:
             break
-        found = literal.after(index.words, at, words)
+        found = literal.after(words, at, first)
         kind[found] = code
         left -= int(np.count_nonzero(found))
     return kind
@@ -158,7 +157,7 @@ def _unused(buffer: bytes, index: Index, phase: Bytes, spans: Positions, cats: P
     """Counts of what no table holds: `spans` by category, everything else by phase. What cannot be told is odd."""
     unused: Counter[str] = Counter()
     for code, count in enumerate(np.bincount(phase, minlength=256).tolist()):
-        if count and code not in (0, _SPAN, _METADATA):
+        if count and code not in (0, SPAN, METADATA):
             unused[f"phase {chr(code)}"] += count
     if spans.size:
         start, stop, good = index.strings(cats[spans])
@@ -208,7 +207,7 @@ def _read_integers(
             talks[row] = True
         elif key == "finished":
             at = index.values(found)
-            no, yes = _FALSE.at(index.words, at), _TRUE.at(index.words, at)
+            no, yes = FALSE.at(index.words, at), TRUE.at(index.words, at)
             finished[row[no]] = False
             good[row[~(no | yes)]] = False
         else:
@@ -230,13 +229,14 @@ def _read_integers(
     return talks
 
 
-def _with_odd(plain: Events, at: Positions, buffer: bytes, index: Index, odd: Positions, offset: int) -> Events:
-    """`plain`, whose rows start at `at`, with the events `odd` read by the tolerant path, in file order."""
+def with_odd(plain: Events, at: Positions, buffer: bytes, starts: Positions, stops: Positions, offset: int) -> Events:
+    """`plain`, whose rows start at `at` of the whole text, with the events from `starts` to `stops` of the buffer read
+    by the tolerant path, in file order. Raises NotPlain where the list of events ends in one."""
     reader = EventReader()
-    for start, stop in zip(index.starts[odd].tolist(), (index.ends[odd] + 1).tolist(), strict=True):
-        if not reader.text(buffer[start:stop], offset + start):
-            # Two stray quotes can make one of many events: look for whole ones within.
-            parse_tolerant(buffer, start, stop, reader, offset, closed=True, plain=parse_one)
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        # One may hold several: two stray quotes can make one of many.
+        if parse_tolerant(buffer, start, stop, reader, offset, closed=True, plain=parse_one)[1]:
+            raise NotPlain("the list of events ends")
     read = reader.events()
     both = join_events([plain, read])
     order = np.argsort(np.concatenate((at, np.array(reader.at, dtype=np.int64))), kind="stable")

@@ -20,7 +20,7 @@ __all__ = ["BLOCK", "text_blocks"]
 
 BLOCK = 1 << 20
 _DAMAGED = cast("type[Exception]", isal_zlib.error)
-_READ = 1 << 16
+_READ = 1 << 18
 _GZ = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 _GZIP_WINDOW = 31

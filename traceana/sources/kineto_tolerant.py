@@ -174,7 +174,13 @@ class EventReader:
         names = pl.Series("name", self._names, dtype=pl.String()).cast(pl.Categorical())
         return Events(columns, names, self._talks, self.metadata, self.unused, self.lost)
 
+    def decode_at(self, text: str, here: int) -> tuple[object, int]:
+        """The value that starts at `here` and where it ends. Raises ValueError or RecursionError."""
+        self._duplicates.count = 0
+        return self.decoder.raw_decode(text, here)
+
     def _decode(self, text: str) -> object | None:
+        self._duplicates.count = 0
         try:
             found: object = self.decoder.decode(text)
             return found
@@ -228,7 +234,7 @@ def parse_tolerant(
             here += 1
             continue
         try:
-            event, end = reader.decoder.raw_decode(text, here)
+            event, end = reader.decode_at(text, here)
         except (ValueError, RecursionError):
             if char != "{" and (found := _OBJECT.search(text, here)):
                 reader.lose("not_an_event", offset + start + here, offset + start + found.start())

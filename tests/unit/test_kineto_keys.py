@@ -1,0 +1,100 @@
+"""The path by keys gives what the structural index gives, on every stretch it takes, and refuses the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import kineto_files as kf
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from traceana.sources.kineto_events import Events
+from traceana.sources.kineto_fast import parse_plain
+from traceana.sources.kineto_index import NotPlain
+from traceana.sources.kineto_keys import parse_keys
+from traceana.sources.kineto_words import SLACK
+
+PAD = b" " * SLACK
+
+
+MARK = kf.kernel("the event after the stretch", 0, 0, 1)
+
+
+def both(events: Sequence[kf.Event], layout: str) -> tuple[Events, Events]:
+    """`events`, followed by one more, by either path."""
+    data = kf.text([*events, MARK], kf.header(), layout).encode()
+    start = data.index(b"{", data.index(b'"traceEvents"'))
+    stop = data.rindex(b"}", start, data.rindex(b"{", start, data.index(b'"the event after'))) + 1
+    buffer = PAD + data[start:] + PAD
+    stop += SLACK - start
+    return parse_keys(buffer, SLACK, stop), parse_plain(buffer, SLACK, stop)
+
+
+def same(one: Events, two: Events) -> None:
+    assert one.names.to_list() == two.names.to_list()
+    assert {name: values.tolist() for name, values in one.columns.items()} == {
+        name: values.tolist() for name, values in two.columns.items()
+    }
+    assert (one.talks, one.metadata, one.unused, one.lost) == (two.talks, two.metadata, two.unused, two.lost)
+
+
+PLAIN = [
+    event
+    for n in range(30)
+    for event in (
+        kf.launch(100 * n, 5, n),
+        kf.kernel(f"void f<{n}>(int)", 100 * n + 10, 50, n, bytes=n, est=kf.Number("0.5")),
+        {"ph": "s", "id": n, "pid": 7, "tid": 7, "ts": kf.us(100 * n), "cat": "ac2g", "name": "ac2g"},
+        kf.span("python_function", f"file.py({n})", 100 * n, 3),
+        kf.span("user_annotation", "step", 100 * n, 3, finished=False),
+    )
+]
+
+
+@pytest.mark.parametrize("layout", kf.LAYOUTS)
+def test_every_layout_of_a_writer_is_taken(layout: str) -> None:
+    found, expected = both(PLAIN, layout)
+    same(found, expected)
+    assert found.size == 90
+    assert found.unused == {"phase s": 30, "category python_function": 30}
+
+
+NAMES = st.sampled_from(
+    ["k", "", "void f<{lambda(int)#1}>", "{", "}}, {", "n\u00e9e", 'a "quote"', "back\\slash", "x" * 40]
+)
+OP = kf.span("cpu_op", "aten::mm", 5, 5)
+ODD: list[kf.Event] = [
+    {"ph": "M", "name": "process_name", "pid": 7, "tid": 0, "args": {"name": "python"}},
+    {"name": "Record Window End", "ph": "i", "s": "g", "pid": "", "tid": "", "ts": 1},
+    {"ph": "i", "name": "mark", "pid": 1, "tid": 1, "ts": 1, "args": {"a": {"b": 1}}},
+    {**OP, "name": "nested", "args": {"External id": 1, "more": {"correlation": 9, "ph": "X"}}},
+    {**kf.launch(5, 5, 3), "correlation": 12},
+    {"ph": "X", "cat": "cpu_op", "name": "no args", "pid": 7, "tid": 7, "ts": kf.us(5), "dur": kf.us(7)},
+    {"ph": "X", "cat": "cpu_op", "name": "empty args", "pid": 7, "tid": 7, "ts": kf.us(5), "dur": kf.us(7), "args": {}},
+    {"cat": "kernel", "name": "no phase", "pid": 7, "tid": 7, "ts": kf.us(5), "dur": kf.us(7)},
+    {**OP, "name": "c10d::send", "args": {"External id": 4, "Collective name": "send", "Dst Rank": 1}},
+    kf.span("cpu_op", "text in args", 5, 5, said='"correlation": 5, "stream": 7', empty="", deep=[[1, "]"], {}]),
+    kf.kernel("large", 5, 5, 1 << 70),
+]
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    odd=st.lists(st.tuples(st.integers(0, 150), st.sampled_from(ODD)), max_size=4),
+    names=st.lists(st.tuples(st.integers(0, 149), NAMES), max_size=6),
+    layout=st.sampled_from(kf.LAYOUTS),
+)
+def test_events_out_of_the_ordinary_are_read_as_by_the_index(
+    odd: list[tuple[int, kf.Event]], names: list[tuple[int, str]], layout: str
+) -> None:
+    events = [dict(event) for event in PLAIN]
+    for at, name in names:
+        events[at]["name"] = name
+    for at, event in odd:
+        events.insert(at, event)
+    try:
+        found, expected = both(events, layout)
+    except NotPlain:
+        return
+    same(found, expected)

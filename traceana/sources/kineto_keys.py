@@ -1,0 +1,319 @@
+"""The fastest path: a stretch of events in Kineto's own layout, read by the places of its keys.
+
+    {"ph": "X", "cat": ..., "name": ..., "pid": ..., "tid": ..., "ts": ..., "dur": ..., "args": {...}}
+
+Only what a table needs is looked at, but each event is proven to be of the layout first: its first keys are these, in
+this order; it closes as many objects as it opens; and nothing but one comma stands between it and the next. White space
+may be of any kind, as long as it is the same for all events. An event that cannot be proven is read by the tolerant
+path, with all that stands before the next one; a stretch with many of them is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from traceana.sources.kineto_events import INTS, MAX_DURATION, MAX_TIME, NULL, Events
+from traceana.sources.kineto_fast import FALSE, METADATA, SPAN, TRUE, kinds_at, with_odd
+from traceana.sources.kineto_index import Literal, NotPlain
+from traceana.sources.kineto_words import (
+    SLACK,
+    Bools,
+    Bytes,
+    Positions,
+    Words,
+    categorical,
+    decimals,
+    integers,
+    word_view,
+)
+
+__all__ = ["parse_keys"]
+
+_QUOTE, _OPEN, _COLON, _SPACE, _BACKSLASH = b'"{: \\'
+_CAT, _NAME, _PID, _TID, _TS, _DUR, _ARGS = range(1, 8)  # the place of each key in an event; ph is 0
+_BETWEEN = re.compile(rb"\}(\s*)(\}\s*,\s*\{\s*)\Z")
+_LONGEST = 256  # what may stand between two events
+_START = re.compile(rb'\{\s*"')
+_STRING_END = re.compile(rb'",\s*\Z')
+_ODD = 0.05  # the share of events of a stretch that may be out of the ordinary
+
+
+class _Key:
+    """A key to compare with: the eight bytes that its closing quote ends, and the whole of it."""
+
+    def __init__(self, name: str) -> None:
+        data = f'"{name}"'.encode()
+        free = 8 * max(8 - len(data), 0)
+        self.word = np.uint64(int.from_bytes(data[-8:], "little") << free)
+        self.mask = np.uint64((1 << 64) - (1 << free))
+        self.whole = Literal.of(f'"{name}"')
+        self.length = len(data)
+
+    def ends(self, tails: Words) -> Bools:
+        """Where the key, or one with the same end, stands."""
+        found: Bools = (tails & self.mask if self.length < 8 else tails) == self.word
+        return found
+
+
+_PH, _HEAD = _Key("ph"), [_Key(name) for name in ("cat", "name", "pid", "tid", "ts", "dur")]
+_ARGS_KEY = _Key("args")
+_WANTED = {name: _Key(name) for name in (*INTS, "finished", "Collective name")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Where the keys of a stretch are: the closing quote of each (`key`) and the eight bytes up to it (`tail`); a value
+    starts `value` bytes behind that quote. For each event: its first key (`first`, and the number of keys as a last
+    entry), its brace (`start`), the byte after it (`stop`), the braces that open in it (`opened`), and whether its last
+    two objects close together (`inner`). That every event is followed by just one comma is proven."""
+
+    text: Bytes
+    words: Words
+    key: Positions
+    tail: Words
+    value: int
+    first: Positions
+    start: Positions
+    stop: Positions
+    opened: Positions
+    inner: Bools
+
+    def values(self, keys: Positions) -> Positions:
+        """Where the values of `keys` start."""
+        return self.key[keys] + self.value
+
+
+def parse_keys(buffer: bytes, start: int, stop: int, offset: int = 0) -> Events:
+    """The events in `buffer[start:stop]`, which begins at an event's `{`, ends at an event's `}` and is valid UTF-8.
+
+    The buffer must reach `SLACK` bytes further on both sides, and what follows must begin with another event. `offset`
+    is where it lies in the whole text. Raises NotPlain where too little of it is in the layout.
+    """
+    s = _stretch(buffer, start, stop)
+    phase = _phases(s)
+    odd = (phase == 0) | (phase == METADATA)
+    spans = np.flatnonzero(phase == SPAN)
+    first = s.first[spans]
+    laid_out = s.first[spans + 1] - first > _DUR
+    for place, key in enumerate(_HEAD, 1):
+        laid_out &= key.ends(s.tail[np.minimum(first + place, s.tail.size - 1)])
+    if not laid_out.all():
+        odd[spans[~laid_out]] = True
+        spans, first = spans[laid_out], first[laid_out]
+    kind = kinds_at(s.words, s.values(first + _CAT))
+    used = kind >= 0
+    plain = s.opened == np.where(s.inner, 2, 1)
+    plain[spans[used]] = True  # braces in their names are looked at below
+    odd |= ~plain
+    if buffer.find(b"\\", start, stop) >= 0:
+        escapes = np.flatnonzero(s.text[start:stop] == _BACKSLASH) + start
+        odd |= np.diff(np.searchsorted(escapes, np.append(s.start, stop))) > 0
+    if np.count_nonzero(odd) > _ODD * odd.size + 1:
+        raise NotPlain("many events are out of the ordinary")
+    unused = _unused(s, buffer, phase, spans[~used], odd)
+    rows, first, kind = spans[used], first[used], kind[used]
+
+    name_from, name_to = s.values(first + _NAME) + 1, _string_ends(s, buffer, first + _PID, "pid")
+    good = (name_to >= name_from) & (s.text[name_from - 1] == _QUOTE)
+    names, good_names, braces = _names(s, buffer, name_from, np.maximum(name_to, name_from))
+    good &= good_names
+    columns: dict[str, npt.NDArray[Any]] = {"kind": kind.astype(np.uint8)}
+    good &= _closed(s, rows, first, braces)
+    _read_times(s, first, columns, good)
+    good &= ~_read_integers(s, rows, first, columns, good)
+    good &= ~odd[rows]
+    if not good.all():
+        odd[rows[~good]] = True
+        rows, names = rows[good], names.filter(good)
+        columns = {name: values[good] for name, values in columns.items()}
+    events = Events(columns, names, unused=unused)
+    left = np.flatnonzero(odd)
+    if left.size > _ODD * odd.size + 1:
+        raise NotPlain("many events are out of the ordinary")
+    return (
+        with_odd(events, s.start[rows] + offset, buffer, s.start[left], s.stop[left], offset) if left.size else events
+    )
+
+
+def _stretch(buffer: bytes, start: int, stop: int) -> _Stretch:
+    if start < SLACK or len(buffer) < stop + SLACK:
+        raise ValueError("the buffer must reach beyond the stretch")
+    text: Bytes = np.frombuffer(buffer, dtype=np.uint8)
+    words = word_view(buffer)
+    here = text[start:stop]
+    ends = here[:-1] == _QUOTE
+    ends &= here[1:] == _COLON
+    key = np.flatnonzero(ends)
+    key += start
+    tail = words[key - 7]
+    first = np.flatnonzero(_PH.ends(tail))
+    if first.size < 2 or first[0] != 0 or not _START.fullmatch(buffer, start, int(key[0]) - 2):
+        raise NotPlain("events do not begin with ph")
+    quote = key[first] - 3
+    lead = int(quote[0]) - start
+    closing = _between(buffer, quote[1:9].tolist())
+    outer, inner = Literal.of(closing[1]), Literal.of(closing[0] + closing[1])
+    # Beyond the stretch another event follows: its first key would stand here.
+    quote = np.append(quote, stop - 1 + len(closing[1]))
+    sealed = outer.at(words, quote - len(closing[1]))
+    sealed[0] = True
+    if not sealed[-1]:
+        raise NotPlain("the last event is not followed by another")
+    if not sealed.all():  # not the start of an event, or something odd before it: it belongs to the event before
+        first, quote = first[sealed[:-1]], quote[sealed]
+    opens = np.flatnonzero(here == _OPEN)
+    opens += start
+    begin = quote - lead
+    return _Stretch(
+        text=text,
+        words=words,
+        key=key,
+        tail=tail,
+        value=2 + (int(text[key[0] + 2]) == _SPACE),
+        first=np.append(first, key.size),
+        start=begin[:-1],
+        stop=quote[1:] - len(closing[1]) + 1,
+        opened=np.diff(np.searchsorted(opens, begin)),
+        inner=inner.at(words, quote[1:] - len(closing[0]) - len(closing[1])),
+    )
+
+
+def _between(buffer: bytes, quotes: list[int]) -> tuple[str, str]:
+    """What stands between the end of one event's inner object and the next event's first key: the inner object's brace
+    with white space, and all from the event's own brace on. Learned from the first events."""
+    for quote in quotes:
+        if found := _BETWEEN.search(buffer, max(quote - _LONGEST, 0), quote):
+            inner, outer = found.groups()
+            return "}" + inner.decode(), outer.decode()
+    raise NotPlain("no event with an inner object among the first")
+
+
+def _phases(s: _Stretch) -> Bytes:
+    """The one-letter phase of every event, 0 where it is none."""
+    at = s.values(s.first[:-1])
+    letter = s.text[at + 1]
+    letter[(s.text[at] != _QUOTE) | (s.text[at + 2] != _QUOTE)] = 0
+    return letter
+
+
+def _unused(s: _Stretch, buffer: bytes, phase: Bytes, spans: Positions, odd: Bools) -> Counter[str]:
+    """Counts of what no table holds: `spans` by category, everything else by phase."""
+    unused: Counter[str] = Counter()
+    sound = np.bincount(phase[~odd], minlength=256).tolist()
+    for code, count in enumerate(sound):
+        if count and code != SPAN:
+            unused[f"phase {chr(code)}"] += count
+    spans = spans[~odd[spans]]
+    if spans.size:
+        first = s.first[spans]
+        start, stop = s.values(first + _CAT) + 1, _string_ends(s, buffer, first + _NAME, "name")
+        good = (s.text[start - 1] == _QUOTE) & (stop >= start)
+        odd[spans[~good]] = True
+        names = categorical(buffer, s.words, start[good], stop[good])
+        for name, count in names.value_counts().iter_rows():
+            unused[f"category {name}"] += count
+    return unused
+
+
+def _string_ends(s: _Stretch, buffer: bytes, after: Positions, name: str) -> Positions:
+    """Where the string values before the keys `after`, all called `name`, end; -1 where there is none."""
+    quote = s.key[after] - len(name) - 1
+    if not quote.size:
+        return quote
+    found = _STRING_END.search(buffer, max(int(quote[0]) - _LONGEST, 0), int(quote[0]))
+    if found is None:
+        raise NotPlain(f"what stands before {name} is no string")
+    end = Literal.of(found.group().decode())
+    at = quote - len(found.group())
+    return np.where(end.at(s.words, at), at, -1)
+
+
+def _names(s: _Stretch, buffer: bytes, start: Positions, stop: Positions) -> tuple[pl.Series, Bools, Positions]:
+    """The names, whether each is free of quotes and backslashes, and how many braces open in it."""
+    names = categorical(buffer, s.words, start, stop)
+    different = names.unique()
+    texts, codes = different.to_list(), different.to_physical().to_numpy()
+    good, braces = np.ones(start.size, dtype=np.bool_), np.zeros(start.size, dtype=np.int64)
+    marked = [(code, text) for code, text in zip(codes, texts, strict=True) if any(c in text for c in '"\\{')]
+    if marked:
+        code = names.to_physical().to_numpy()
+        order = np.argsort(codes)
+        place = order[np.searchsorted(codes, code, sorter=order)]
+        braces = np.array([text.count("{") for text in texts], dtype=np.int64)[place]
+        good = np.array([not ('"' in text or "\\" in text) for text in texts], dtype=np.bool_)[place]
+    return names, good, braces
+
+
+def _closed(s: _Stretch, rows: Positions, first: Positions, braces: Positions) -> Bools:
+    """Whether the event ends where its layout says: behind the duration, or with the object args as its last value."""
+    inner = s.inner[rows]
+    at = np.where(inner, first + _ARGS, first)  # without args any key will do
+    has_args = _ARGS_KEY.ends(s.tail[at]) & (s.text[s.values(at)] == _OPEN)
+    count = s.first[rows + 1] - first
+    closed: Bools = np.where(inner, has_args, count == _ARGS)
+    closed &= s.opened[rows] == braces + 1 + inner
+    return closed
+
+
+def _read_times(s: _Stretch, first: Positions, columns: dict[str, npt.NDArray[Any]], good: Bools) -> None:
+    n = first.size
+    at = s.values(np.concatenate((first + _TS, first + _DUR)))
+    value, ok = decimals(s.text, s.words, at, MAX_TIME)
+    good &= ok[:n] & ok[n:]
+    columns["ts"], columns["dur"] = value[:n], value[n:]
+    good &= np.abs(columns["dur"]) < MAX_DURATION * 1000
+
+
+def _read_integers(
+    s: _Stretch, rows: Positions, first: Positions, columns: dict[str, npt.NDArray[Any]], good: Bools
+) -> Bools:
+    """Process, thread, the arguments that are integers (NULL where an event lacks one), and whether it was finished.
+    Returns which rows carry a message; clears `good` where an argument stands twice or is not plain."""
+    n = rows.size
+    row_of, begin = np.full(s.start.size, -1, dtype=np.int64), np.full(s.start.size, s.key.size, dtype=np.int64)
+    row_of[rows], begin[rows] = np.arange(n), first + _ARGS
+    event_of = np.repeat(np.arange(s.start.size), np.diff(s.first))
+    keys, owners = [first + _PID, first + _TID], [np.arange(n)] * 2
+    talks, finished = np.zeros(n, dtype=np.bool_), np.ones(n, dtype=np.bool_)
+    for name, key in _WANTED.items():
+        found = np.flatnonzero(key.ends(s.tail))
+        if key.length > 8 and found.size:
+            found = found[key.whole.at(s.words, s.key[found] - key.length + 1)]
+        event = event_of[found]
+        inside = found > begin[event]
+        if not inside.all():
+            found, event = found[inside], event[inside]
+        row = row_of[event]
+        if row.size > 1 and not (row[1:] > row[:-1]).all():
+            good &= np.bincount(row, minlength=n) <= 1
+        if name == "Collective name":
+            talks[row] = True
+        elif name == "finished":
+            at = s.values(found)
+            no, yes = FALSE.at(s.words, at), TRUE.at(s.words, at)
+            finished[row[no]] = False
+            good[row[~(no | yes)]] = False
+        else:
+            keys.append(found)
+            owners.append(row)
+    value, ok = integers(s.text, s.words, s.values(np.concatenate(keys)))
+    split = np.cumsum([part.size for part in keys])[:-1]
+    for name, owner, part, sound in zip(
+        ("pid", "tid", *INTS.values()), owners, np.split(value, split), np.split(ok, split), strict=True
+    ):
+        if owner.size == n:
+            columns[name] = part  # every row has it, in order
+        else:
+            columns[name] = np.full(n, NULL, dtype=np.int64)
+            columns[name][owner] = part
+        if not sound.all():
+            good[owner[~sound]] = False
+    columns["finished"] = finished
+    return talks

@@ -5,12 +5,13 @@ TraceanaError
 ├── SchemaError    a table lacks a column or holds a value its schema forbids
 ├── ClockError     ranks cannot be related, or what relates them is contradictory
 ├── ModelError     ranks are missing, or nothing could be matched
-└── OutputError    an output exists, or cannot be written
+├── OutputError    an output exists, or cannot be written
+└── EngineError    work cannot be run where it was asked for, or storage cannot be reached
 """
 
 from __future__ import annotations
 
-__all__ = ["ClockError", "ModelError", "OutputError", "SchemaError", "SourceError", "TraceanaError"]
+__all__ = ["ClockError", "EngineError", "ModelError", "OutputError", "SchemaError", "SourceError", "TraceanaError"]
 
 
 class TraceanaError(Exception):
@@ -41,3 +42,7 @@ class ModelError(TraceanaError):
 
 class OutputError(TraceanaError):
     """An output exists already, or cannot be written."""
+
+
+class EngineError(TraceanaError):
+    """An engine or a storage cannot be reached, or what it needs is not installed."""

@@ -21,6 +21,7 @@ from traceana import demo_capture
 from traceana.tables import store
 from traceana.tables.capture import CaptureTables
 from traceana.tables.read import read_capture
+from traceana.tables.store import Store
 
 EVENTS = [kf.launch(0, 5, 1), kf.kernel("k", 10, 50, 1), kf.span("user_annotation", "a", 0, 99)]
 TABLES = ("device", "calls", "annotations", "gpu_annotations", "ops", "overheads", "losses")
@@ -110,7 +111,7 @@ def test_a_damaged_or_stale_entry_is_ignored_and_written_anew(
     else:
         monkeypatch.setattr(store, "__version__", "999")
     same(fresh, read_capture(tmp_path / "x"))
-    assert all(store.load(e.parent.name + e.name) is not None for e in entries(cache))
+    assert all(Store(cache).load(e.parent.name + e.name) is not None for e in entries(cache))
     assert len(entries(cache)) == (2 if damage == "version" else 1)
 
 
@@ -151,7 +152,7 @@ def test_two_runs_at_once_agree(tmp_path: Path, cache: Path) -> None:
     for other in found[1:]:
         same(found[0], other)
     assert len(entries(cache)) == 1
-    assert store.load(entries(cache)[0].parent.name + entries(cache)[0].name) is not None
+    assert Store(cache).load(entries(cache)[0].parent.name + entries(cache)[0].name) is not None
 
 
 def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -29,18 +28,11 @@ def apply_clock(rank: RankTables, model: ClockModel) -> RankTables:
     me = rank.info.rank
     cpu, gpu = model.cpu[me], model.gpu[me]
 
-    def both(frame: pl.DataFrame, by: Correction) -> pl.DataFrame:
+    def move(name: str, frame: pl.DataFrame) -> pl.DataFrame:
+        by = gpu if name in ("device", "gpu_annotations") else cpu
         return frame.with_columns(_moved(frame.get_column(c), by) for c in ("ts_ns", "end_ns"))
 
-    return replace(
-        rank,
-        device=both(rank.device, gpu),
-        gpu_annotations=both(rank.gpu_annotations, gpu),
-        calls=both(rank.calls, cpu),
-        annotations=both(rank.annotations, cpu),
-        ops=both(rank.ops, cpu),
-        overheads=both(rank.overheads, cpu),
-    )
+    return rank.mapped(move)
 
 
 def shift_rows(

@@ -13,10 +13,10 @@ from traceana.sources.limits import Limits
 from traceana.sources.losses import Loss, loss
 from traceana.sources.sidecar import is_sqlite
 
-__all__ = ["Listing", "list_files", "list_folder"]
+__all__ = ["OTHER_FOLDERS", "TRACE_FOLDERS", "Listing", "list_files", "list_folder"]
 
-_TRACE_FOLDERS = ("", "trace", "ranks")
-_OTHER_FOLDERS = ("server", "nsys")
+TRACE_FOLDERS = ("", "trace", "ranks")
+OTHER_FOLDERS = ("server", "nsys")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ def list_folder(root: Path, limits: Limits) -> Listing:
     files: list[tuple[Path, bool]] = []
     try:
         home = root.resolve(strict=True)
-        for name in (*_TRACE_FOLDERS, *_OTHER_FOLDERS):
+        for name in (*TRACE_FOLDERS, *OTHER_FOLDERS):
             place = root / name
             if place.is_dir() and _inside(place, home, losses):
                 found = [path for path in sorted(place.iterdir()) if _regular(path) and _inside(path, home, losses)]
-                files += [(path, name in _TRACE_FOLDERS) for path in found]
+                files += [(path, name in TRACE_FOLDERS) for path in found]
     except OSError as error:
         raise SourceError(
             f"cannot read the folder ({error.strerror})", where=str(root), hint="check its permissions"

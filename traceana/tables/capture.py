@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from traceana import schema
 
-__all__ = ["CaptureTables", "ProcessGroup", "RankInfo", "RankTables", "ServerFacts"]
+__all__ = ["FRAMES", "CaptureTables", "ProcessGroup", "RankInfo", "RankTables", "ServerFacts"]
+
+FRAMES = ("device", "calls", "annotations", "gpu_annotations", "ops", "overheads")
+"""The tables of events of a rank, by the names of their fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,15 @@ class RankTables:
     ops: pl.DataFrame = field(default_factory=schema.OPS.empty)
     overheads: pl.DataFrame = field(default_factory=schema.OVERHEADS.empty)
     losses: pl.DataFrame = field(default_factory=schema.LOSSES.empty)
+
+    def of(self, info: RankInfo, losses: pl.DataFrame) -> RankTables:
+        """The same tables as those of another rank."""
+        return replace(self, info=info, losses=losses)
+
+    def mapped(self, change: Callable[[str, pl.DataFrame], pl.DataFrame]) -> RankTables:
+        """The same with every frame but `losses` passed, with its name, through `change`."""
+        frames: dict[str, Any] = {name: change(name, getattr(self, name)) for name in FRAMES}
+        return replace(self, **frames)
 
 
 @dataclass(frozen=True, slots=True)

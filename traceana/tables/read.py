@@ -8,26 +8,34 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
+from uuid import uuid4
 
 import polars as pl
 
 from traceana import schema
-from traceana.errors import SourceError, TraceanaError
+from traceana.errors import EngineError, SourceError, TraceanaError
 from traceana.sources.folder import Listing, list_files, list_folder
 from traceana.sources.kineto import MergedTrace, read_kineto
 from traceana.sources.limits import Limits
 from traceana.sources.losses import Loss, loss, losses_frame
-from traceana.tables import store
+from traceana.sources.remote import stage
+from traceana.sources.storage import Remote
 from traceana.tables.build import build_rank
 from traceana.tables.capture import CaptureTables, RankInfo, RankTables, ServerFacts
 from traceana.tables.identity import Claim, claim, identify
+from traceana.tables.store import Store, cache_folder, table_bytes, trace_key
+from traceana.tables.stored import Kept
 
-__all__ = ["Progress", "RankRead", "read_capture", "read_rank"]
+__all__ = ["Memory", "Progress", "RankRead", "read_capture", "read_rank"]
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is; from one thread at a time."""
@@ -35,68 +43,123 @@ Progress = Callable[[str, int, int], None]
 MANIFEST = "manifest.json"
 
 
+_IN_MEMORY_BYTES = 256 << 20  # of tables; ranks beyond it stay in the store and are read from there
+
+
 @dataclass(frozen=True, slots=True)
 class RankRead:
-    """One file after reading: its tables and what it says of itself, or why there are none. Can be pickled."""
+    """One file after reading: its tables, or the key under which they lie in the store, and what it says of itself; or
+    why there is nothing. Can be pickled."""
 
     path: Path
     tables: RankTables | None = None
     said: Claim | None = None
     error: TraceanaError | None = None
+    key: str | None = None
     cached: bool = True  # whether the cache took it (or was not asked to)
 
 
+class Memory:
+    """How many bytes of tables may still be held in this process. Safe for several threads."""
+
+    def __init__(self, most: int = _IN_MEMORY_BYTES) -> None:
+        self._left = most
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Whether `size` more may be held; from then on they are counted."""
+        with self._lock:
+            if size > self._left:
+                return False
+            self._left -= size
+            return True
+
+
 def read_capture(
-    folder: Path | Sequence[Path],
+    folder: Path | str | Sequence[Path],
     *,
     ranks: Sequence[int] | None = None,
     cache: bool = True,
     limits: Limits | None = None,
     progress: Progress | None = None,
     executor: Executor | None = None,
+    memory: Memory | None = None,
 ) -> CaptureTables:
     """All ranks of a capture folder, of one trace, or of the traces given, in rank order, and what lies beside them.
 
-    `ranks` keeps only those; `cache` uses and fills the user's cache of parsed traces; `executor` runs `read_rank` on
-    each file (default: a thread a core). Raises SourceError where no rank can be read, two files claim one rank, or
-    name and content contradict.
+    A folder may be the URL of one on a storage. `ranks` keeps only those; `cache` uses and fills the user's cache of
+    parsed traces; `executor` runs `read_rank` on each file (default: a thread a core), and where its workers are other
+    processes they leave the tables in that cache. Raises SourceError where no rank can be read, two files claim one
+    rank, or name and content contradict.
     """
     limits = limits or Limits()
-    listing = list_folder(folder, limits) if isinstance(folder, Path) else list_files(list(folder), limits)
-    losses = list(listing.losses)
-    if not listing.traces:
-        return _exports(listing, ranks, losses)
-    if listing.exports:
-        losses.append(loss("nsys_left_out", "info", len(listing.exports), "nsys exports beside traces are not read"))
-    manifest = _manifest(listing, losses)
-    reads = _read_all(listing.traces, cache, limits, progress, executor)
-    sound = [read for read in reads if read.tables is not None and read.said is not None]
-    losses += [_unread(read, alone=not sound) for read in reads if read.error is not None]
-    if not sound:
-        raise _nothing(listing, reads)
-    uncached = [read for read in sound if not read.cached]
-    if uncached:
-        detail = f"parsed traces could not be stored in {store.cache_folder()}; the next run parses them again"
-        losses.append(loss("cache_not_written", "info", len(uncached), detail))
-    infos, doubts = identify([(read.path, cast(Claim, read.said)) for read in sound], manifest)
-    tables = [_of_rank(cast(RankTables, read.tables), info) for read, info in zip(sound, infos, strict=True)]
-    tables.sort(key=lambda t: t.info.rank)
-    server, samples, more = _beside(listing)
+    with tempfile.TemporaryDirectory(prefix="traceana-") as staging:
+        if isinstance(folder, str):
+            listing, urls = stage(folder, Path(staging), limits)
+        else:
+            listing = list_folder(folder, limits) if isinstance(folder, Path) else list_files(list(folder), limits)
+            urls = {}
+        losses = list(listing.losses)
+        if not listing.traces:
+            return _exports(listing, ranks, losses)
+        if listing.exports:
+            what = "nsys exports beside traces are not read"
+            losses.append(loss("nsys_left_out", "info", len(listing.exports), what))
+        manifest = _manifest(listing, losses)
+        place = cache_folder()
+        run = f"run-{uuid4().hex}"
+        store = Store(place if cache else place / run if isinstance(place, Path) else f"{place.rstrip('/')}/{run}")
+        kept = Kept()
+        if not cache:
+            weakref.finalize(kept, store.remove)  # when nobody holds a table that lies there
+        here = executor is None or isinstance(executor, ThreadPoolExecutor)
+        reading = partial(
+            read_rank, store=store, limits=limits, cache=cache, memory=(memory or Memory()) if here else None
+        )
+        reads = _read_all([(path, urls.get(path)) for path in listing.traces], reading, progress, executor)
+        sound = [_opened(read, store, kept) for read in reads if read.said is not None]
+        losses += [_unread(read, alone=not sound) for read in reads if read.error is not None]
+        if not sound:
+            raise _nothing(listing, reads)
+        uncached = [read for read in sound if not read.cached]
+        if uncached:
+            detail = f"parsed traces could not be stored in {place}; the next run parses them again"
+            losses.append(loss("cache_not_written", "info", len(uncached), detail))
+        infos, doubts = identify([(read.path, cast(Claim, read.said)) for read in sound], manifest)
+        tables = [_of_rank(cast(RankTables, read.tables), info) for read, info in zip(sound, infos, strict=True)]
+        tables.sort(key=lambda t: t.info.rank)
+        server, samples, more = _beside(listing)
     all_losses = pl.concat([losses_frame([*losses, *doubts]), more])
     return CaptureTables(listing.root, _asked(tables, ranks, listing), server, samples, manifest, all_losses)
 
 
+def _opened(read: RankRead, store: Store, kept: Kept) -> RankRead:
+    if read.tables is not None or read.key is None:
+        return read
+    found = store.open(read.key, kept)
+    if found is None:
+        raise EngineError(
+            f"the tables of {read.path.name} that a worker stored are not to be found here",
+            where=str(store.root),
+            hint="set TRACEANA_CACHE_DIR to storage that this machine and all workers share: a folder, or s3://...",
+        )
+    return replace(read, tables=found[0])
+
+
 def _read_all(
-    paths: Sequence[Path], cache: bool, limits: Limits, progress: Progress | None, executor: Executor | None
+    sources: Sequence[tuple[Path, str | None]],
+    reading: Callable[..., RankRead],
+    progress: Progress | None,
+    executor: Executor | None,
 ) -> list[RankRead]:
     if executor is not None:
-        return _collect([executor.submit(read_rank, path, cache=cache, limits=limits) for path in paths], progress)
+        return _collect([executor.submit(reading, path, url) for path, url in sources], progress)
     count = min(os.cpu_count() or 1, 16)
     with ThreadPoolExecutor(max_workers=count, thread_name_prefix="rank") as pool:
-        if len(paths) < count:  # too few files for all cores: their chunks are spread instead
+        if len(sources) < count:  # too few files for all cores: their chunks are spread instead
             with ThreadPoolExecutor(max_workers=count, thread_name_prefix="chunk") as chunks:
-                return _collect([pool.submit(read_rank, path, cache, limits, chunks) for path in paths], progress)
-        return _collect([pool.submit(read_rank, path, cache, limits) for path in paths], progress)
+                return _collect([pool.submit(reading, path, url, chunks=chunks) for path, url in sources], progress)
+        return _collect([pool.submit(reading, path, url) for path, url in sources], progress)
 
 
 def _collect(futures: Sequence[Future[RankRead]], progress: Progress | None) -> list[RankRead]:
@@ -110,26 +173,61 @@ def _collect(futures: Sequence[Future[RankRead]], progress: Progress | None) -> 
     return reads
 
 
-def read_rank(path: Path, cache: bool, limits: Limits, chunks: Executor | None = None) -> RankRead:
-    """Reads the one file `path`: from the cache where it is there, else parsed (its chunks in `chunks`, where given)
-    and put there. What is wrong with the file is in the result; nothing is raised for it."""
+def read_rank(
+    path: Path,
+    url: str | None,
+    *,
+    store: Store,
+    limits: Limits,
+    cache: bool,
+    chunks: Executor | None = None,
+    memory: Memory | None = None,
+) -> RankRead:
+    """Reads the one trace `path`, or `url` under that name: from `store` where `cache` holds and it is there, else
+    parsed (its chunks in `chunks`, where given) and with `cache` put there.
+
+    The tables are in the result as far as `memory` goes; beyond, or without any, they are left in `store`. What is
+    wrong with the file is in the result too; nothing is raised for it.
+    """
     try:
-        key = store.trace_key(path) if cache else None
-        if key is not None and (found := store.load(key)) is not None:
-            return RankRead(path, *found)
-        trace = read_kineto(path, limits=limits, pool=chunks)
-        said = claim(trace)
-        tables = build_rank(trace, said.info(path))
-        return RankRead(path, tables, said, cached=key is None or store.save(key, tables, said))
+        if url is None:
+            return _read(path, path, store, limits, cache, chunks, memory)
+        with tempfile.TemporaryDirectory(prefix="traceana-") as folder:
+            parent, _, name = url.rpartition("/")
+            here = Remote.at(parent).fetch(name, Path(folder) / path.name)
+            return _read(here, path, store, limits, cache, chunks, memory)
     except TraceanaError as error:
+        if url is not None and error.where is not None and isinstance(error, SourceError):
+            error = type(error)(error.what, where=url, hint=error.hint) if not isinstance(error, MergedTrace) else error
         return RankRead(path, error=error)
     except OSError as error:
         what = f"cannot read the trace ({error.strerror or error})"
-        return RankRead(path, error=SourceError(what, where=str(path), hint="check the path and its permissions"))
+        return RankRead(
+            path, error=SourceError(what, where=url or str(path), hint="check the path and its permissions")
+        )
+
+
+def _read(
+    here: Path, path: Path, store: Store, limits: Limits, cache: bool, chunks: Executor | None, memory: Memory | None
+) -> RankRead:
+    key = trace_key(here) if cache else uuid4().hex
+    found = store.load(key) if cache else None
+    if found is None:
+        trace = read_kineto(here, limits=limits, pool=chunks)
+        said = claim(trace)
+        tables = build_rank(trace, said.info(path))
+        stored = cache and store.save(key, tables, said)
+    else:
+        (tables, said), stored = found, True
+    if memory is not None and memory.take(table_bytes(tables)):
+        return RankRead(path, tables, said, cached=stored or not cache)
+    if stored or store.save(key, tables, said):
+        return RankRead(path, None, said, key=key)
+    return RankRead(path, tables, said, cached=not cache)
 
 
 def _of_rank(tables: RankTables, info: RankInfo) -> RankTables:
-    return replace(tables, info=info, losses=tables.losses.with_columns(rank=pl.lit(info.rank, dtype=pl.Int32())))
+    return tables.of(info, tables.losses.with_columns(rank=pl.lit(info.rank, dtype=pl.Int32())))
 
 
 def _unread(read: RankRead, *, alone: bool) -> Loss:

@@ -1,0 +1,75 @@
+"""Where the work on ranks runs: any `concurrent.futures.Executor`. By default the threads of this process.
+
+Dask rather than Ray: `distributed.Client.get_executor` is an Executor as it stands (Ray has none), its scheduler runs
+the tasks of a lost worker again, it is pure Python, and it reaches object storage through fsspec as this package does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from importlib import import_module
+from multiprocessing import get_context
+from typing import Any
+
+from traceana.errors import EngineError
+
+__all__ = ["ENGINES", "open_engine"]
+
+ENGINES = "threads, processes or dask://HOST:PORT"
+_MOST_WORKERS = 16
+_DASK = re.compile(r"^dask://(?P<address>\[?[\w.:%-]+\]?:\d+)$")
+_CONNECT_S = 10
+
+
+@contextmanager
+def open_engine(name: str | None = None) -> Generator[Executor | None, None, None]:
+    """The executor of the engine `name` (see `ENGINES`), closed at the end; None for the threads of this process, which
+    whoever reads makes for itself. Raises EngineError where it cannot be had."""
+    if name is None or name == "threads":
+        yield None
+    elif name == "processes":
+        count = min(os.cpu_count() or 1, _MOST_WORKERS)
+        # Not forked: the threads of polars do not survive it.
+        with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+            try:
+                yield pool
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    elif found := _DASK.match(name):
+        with _dask(found["address"]) as executor:
+            yield executor
+    else:
+        raise EngineError("no such engine", where=name, hint=f"give {ENGINES}")
+
+
+@contextmanager
+def _dask(address: str) -> Generator[Executor, None, None]:
+    try:
+        distributed: Any = import_module("distributed")
+    except ImportError as error:
+        raise EngineError(
+            "dask.distributed is not installed", where=str(error), hint="pip install 'traceana[dask]'"
+        ) from error
+    try:
+        client = distributed.Client(f"tcp://{address}", timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise EngineError(
+            f"no Dask scheduler answers ({error!s:.120})",
+            where=f"dask://{address}",
+            hint="start one with: dask scheduler --port 8786, and on each machine: dask worker tcp://HOST:8786",
+        ) from error
+    try:
+        if not client.nthreads():
+            raise EngineError(
+                "the Dask scheduler has no workers",
+                where=f"dask://{address}",
+                hint="start one on each machine: dask worker tcp://HOST:8786",
+            )
+        yield client.get_executor(pure=False)
+    finally:
+        client.close()

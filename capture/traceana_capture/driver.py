@@ -99,14 +99,26 @@ def summary(folder: Path, document: Mapping[str, Any]) -> str:
         lines.append(f"  missing: rank {', '.join(absent)}")
     figures = document.get("throughput") or {}
     outside, share = figures.get("outside_tokens_per_s"), figures.get("disturbance")
+    decode = figures.get("outside_decode_tokens_per_s")
     if outside:
         lines.append(
-            f"  decode throughput without the profiler {outside:.0f} tokens/s"
-            + (f", with it {share:.0%} of that" if share else "")
+            f"  decode throughput without the profiler {decode or outside:.0f} tokens/s"
+            + (f" ({outside:.0f} with the prefills between)" if decode else "")
+            + (f", while it recorded {share:.0%} of that" if share else "")
         )
     if figures.get("stall_ns"):
-        lines.append(f"  the server stood still for {figures['stall_ns'] / 1e9:.1f} s while it exported")
-    lines += [f"  {p['severity']}: {p['name']}: {p['detail']}" for p in document["problems"] if p["severity"] != "info"]
+        start = figures.get("start_pause_ns") or 0
+        lines.append(
+            "  the server stood still for "
+            + (f"{start / 1e9:.2f} s when it began and " if start else "")
+            + f"{figures['stall_ns'] / 1e9:.1f} s while it exported"
+        )
+    notable = ("profiler_heap_corruption",)
+    lines += [
+        f"  {p['severity'] if p['severity'] != 'info' else 'note'}: {p['name']}: {p['detail']}"
+        for p in document["problems"]
+        if p["severity"] != "info" or p["name"] in notable
+    ]
     return "\n".join(lines)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,13 @@ __all__ = [
     "python_version",
     "rank_rows",
     "save_answers",
+    "save_model_config",
     "server_row",
 ]
 
 _ANSWERS = {"server_info": "/server_info", "model_info": "/model_info", "loads": "/v1/loads"}
+_CHANGING = ("server_info", "loads")  # worth keeping again at the end
+_LARGEST_CONFIG = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -68,14 +72,42 @@ def profile_v2(local: LocalServer) -> bool:
 
 
 def save_answers(server: HttpServer, folder: Path, suffix: str = "") -> None:
-    """Keep /server_info, /model_info and /v1/loads as the server gives them, secrets masked."""
+    """Keep /server_info, /model_info and /v1/loads as the server gives them, secrets masked; with a `suffix` only those
+    that can have changed."""
     for name, path in _ANSWERS.items():
+        if suffix and name not in _CHANGING:
+            continue
         try:
             document = server.get(path).json()
         except CaptureError:
             continue
         if isinstance(document, dict):
             write_json(folder / f"{name}{suffix}.json", mask_value("", document))
+
+
+def save_model_config(info: ServerInfo, local: LocalServer, folder: Path) -> None:
+    """Keep the model's config.json, secrets masked, where the server's files can be read here: it holds the number of
+    layers, which no answer of the server does."""
+    for path in _model_configs(info.model_path, local):
+        with contextlib.suppress(OSError, ValueError):
+            if path.stat().st_size <= _LARGEST_CONFIG:
+                document = json.loads(path.read_bytes())
+                if isinstance(document, dict):
+                    write_json(folder / "config.json", mask_value("", document))
+                    return
+
+
+def _model_configs(model: str | None, local: LocalServer) -> Iterator[Path]:
+    """Where it can lie: in the folder that the server was given, or in its cache of the model hub."""
+    if not model or local.pid is None:
+        return
+    process, env = Path(f"/proc/{local.pid}"), local.environment
+    root = process / "root"
+    yield (root / model.lstrip("/") if os.path.isabs(model) else process / "cwd" / model) / "config.json"
+    home = env.get("HF_HOME") or os.path.join(env.get("HOME", "/root"), ".cache/huggingface")
+    hub = Path(env.get("HF_HUB_CACHE") or os.path.join(home, "hub"))
+    snapshots = root / str(hub / f"models--{model.replace('/', '--')}" / "snapshots").lstrip("/")
+    yield from sorted(snapshots.glob("*/config.json"), reverse=True)
 
 
 def rank_rows(

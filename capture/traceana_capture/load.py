@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from traceana_capture.errors import CaptureError
@@ -29,7 +29,8 @@ _REQUEST_TIMEOUT_S = 600.0
 @dataclass(frozen=True)
 class LoadSpec:
     """`concurrency` clients (the most at a time, with a `rate` in requests per second), tokens in and out as ranges,
-    `requests` in all or None for as long as it takes; `api` is sglang (/generate) or openai (/v1/completions)."""
+    `requests` in all or None for as long as it takes; `api` is sglang (/generate) or openai (/v1/completions). Without
+    a `seed` the prompts differ from run to run: the same ones would be answered from the server's prefix cache."""
 
     concurrency: int
     input: tuple[int, int] = (256, 256)
@@ -37,7 +38,7 @@ class LoadSpec:
     requests: int | None = None
     rate: float | None = None
     api: str | None = None
-    seed: int = 1
+    seed: int | None = None
 
 
 @dataclass
@@ -109,13 +110,13 @@ class Load:
     def __init__(
         self, server: HttpServer, spec: LoadSpec, *, vocabulary: int, model: str | None = None, api: str = "sglang"
     ) -> None:
-        self.spec = spec
+        self.spec = spec if spec.seed is not None else replace(spec, seed=time.time_ns() & 0x7FFFFFFF)
         self.finished: list[Request] = []
         self._server = server
         self._model = model
         self._api = spec.api or api
         self._vocabulary = vocabulary
-        self._random = random.Random(spec.seed)
+        self._random = random.Random(self.spec.seed)
         self._lock = threading.Lock()
         self._left = spec.requests
         self._count = 0

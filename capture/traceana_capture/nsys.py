@@ -77,8 +77,9 @@ class NsysRecording:
         outcome.complete_ns = time.time_ns()
         return outcome
 
-    def export(self) -> None:
-        """nsys export to SQLite, masked, into the capture folder. Raises CaptureError that says what is missing."""
+    def export(self) -> str:
+        """nsys export to SQLite, masked, into the capture folder; returns its name there. Raises CaptureError that says
+        what is missing."""
         report, stream = self.report.with_suffix(".nsys-rep"), self.report.with_suffix(".qdstrm")
         if not report.exists() and stream.exists():
             self.document["report"] = str(stream)
@@ -104,6 +105,7 @@ class NsysRecording:
         target.parent.mkdir(parents=True, exist_ok=True)
         fetch(database, target)
         self.document["export"] = "nsys/report.sqlite"
+        return "nsys/report.sqlite"
 
 
 def mask_export(database: Path) -> int:
@@ -148,8 +150,9 @@ def _clean(name: str, text: str) -> str:
 
 
 def _importer(nsys: str) -> Path | None:
-    base = Path(os.path.realpath(nsys)).parent.parent
-    return next((p for p in sorted(base.glob("host-linux*/QdstrmImporter"))), None)
+    # Debian splits the package: /usr/bin/nsys leads to /usr/lib/<machine>/nsight-systems, the importer is elsewhere.
+    bases = [Path(os.path.realpath(nsys)).parent.parent, Path("/usr/lib/nsight-systems")]
+    return next((p for base in bases for p in sorted(base.glob("host-linux*/QdstrmImporter"))), None)
 
 
 def _run(command: list[str], environment: dict[str, str]) -> None:

@@ -80,12 +80,13 @@ class Session:
         info = discover(self.server)  # before anything is written: no folder is left where there is no server
         try:
             self._prepare(lock)
+            settings = Settings(self.server, info, self.options.pairs("set"), lock)
+            if settings.apply():
+                info = discover(self.server)  # every fact that is kept is of the server as it is recorded
             keys = self._look(info)
             self._clock("before")
             sampler.start()
             self._measured.start_load(info)
-            settings = Settings(self.server, info, self.options.pairs("set"), lock)
-            settings.apply()
             self._measured.wait_steady()
             self._throw_away(info)
             self._measured.before()
@@ -160,6 +161,7 @@ class Session:
                 "ranks_not_selected", "info", f"--ranks {self.options.ranks}", count=len(info.ranks) - len(keys)
             )
         facts.save_answers(self.server, self.folder / "server")
+        facts.save_model_config(info, local, self.folder / "server")
         cap = info.micro_batch_cap or "?"
         self._say(f"{self.server.url}: {len(info.ranks)} ranks, {info.slots} slots of at most {cap} requests")
         return keys
@@ -291,6 +293,7 @@ class Session:
         try:
             if self.died() is None and self.server.alive():
                 self._measured.after()
+                self._lived_on()
                 facts.save_answers(self.server, self.folder / "server", "_end")
                 return
             reason = self.died() or outcome.ended_by
@@ -298,11 +301,22 @@ class Session:
             reason = str(error)
         self.manifest.problem("server_died", "error", reason)
 
+    def _lived_on(self) -> None:
+        """The server answers after the profile: what could have ended it is worth knowing, and no fault of the data."""
+        for problem in self.manifest.document["problems"]:
+            if problem["name"] == "profiler_heap_corruption":
+                problem["severity"] = "info"
+                problem["detail"] += "; after this profile it lives on"
+
     def _fetch(self, outcome: Outcome) -> dict[int, str]:
         names: dict[int, str] = {}
         if self._nsys is not None:
-            self._nsys.export()
+            exported = self._nsys.export()
             self.manifest.document["nsys"] = self._nsys.document
+            for row in self._rows.values():  # one export holds every rank
+                row.update(file=exported, state="complete")
+                names[row["rank"]] = exported
+            self.manifest.document["ranks"] = [self._rows[k] for k in sorted(self._rows)]
             return names
         for found in outcome.ranks:
             if found.path is not None and found.size:
@@ -320,7 +334,9 @@ class Session:
             self.manifest.document["settings"] = settings.document()
             if not settings.restored:
                 self.manifest.problem("setting_not_restored", "error", f"still set: {settings.document()['set']}")
-        self._measured.finish(outcome.replied_ns if outcome else None, outcome.complete_ns if outcome else None)
+        log = (self._log, self._log_start) if self._log is not None and self._log.is_file() else None
+        begin = (outcome.replied_ns if self.options.hook else outcome.requested_ns) if outcome else None
+        self._measured.finish(begin, outcome.complete_ns if outcome else None, log)
         sampler.stop()
         self.manifest.document["gpu_samples"] = {
             "source": sampler.source,

@@ -28,10 +28,11 @@ class Settings:
         self._limit = max((info.max_running_requests or 0) // info.pp_size, 1)
         self.restored = True
 
-    def apply(self) -> None:
-        """Set them, and check that the server has taken them. Raises CaptureError where it has not."""
+    def apply(self) -> bool:
+        """Set them, and check that the server has taken them: whether there was anything to set. Raises CaptureError
+        where it has not."""
         if not self._wanted:
-            return
+            return False
         cap = self._wanted.get("pp_max_micro_batch_size")
         if not isinstance(cap, int) or not 1 <= cap <= self._limit:
             raise CaptureError(
@@ -41,6 +42,7 @@ class Settings:
         self._lock.note(restore=self._before)
         self.restored = False
         change(self._server, self._wanted)
+        return True
 
     def restore(self) -> None:
         """Put back what was there. `restored` tells whether that worked."""

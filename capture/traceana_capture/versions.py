@@ -34,8 +34,8 @@ _KNOWN: tuple[Known, ...] = (
     ),
     Known(
         "cupti_stays", "torch", "info",
-        "the first profile leaves CUPTI loaded in the server: on two H200 decoding stayed 5 to 18 % slower until the "
-        "restart. Take throughput from the windows before the profile",
+        "the first profile leaves CUPTI loaded in the server: decoding stayed 0 to 12 % slower until the restart. Take "
+        "throughput from the windows before the profile",
         first=(2,),
     ),
     Known(

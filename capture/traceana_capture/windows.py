@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from traceana_capture import measure, steady
+from traceana_capture import cost, measure, steady
 from traceana_capture.errors import CaptureError
 from traceana_capture.http import HttpServer
 from traceana_capture.load import Load, parse_load
+from traceana_capture.logs import decode_rates
 from traceana_capture.manifest import Manifest
 from traceana_capture.options import CaptureOptions
 from traceana_capture.processes import Child
@@ -98,8 +99,9 @@ class Measurements:
         if self._options.windows:
             self.windows.append(self._measure("after", _seconds(measure.cycle_ns(self.load, None, None))))
 
-    def finish(self, start_ns: int | None, end_ns: int | None) -> None:
-        """Stop the load; write client.json, the counters of the profile, and the figures into the manifest."""
+    def finish(self, start_ns: int | None, end_ns: int | None, log: tuple[Path, int] | None = None) -> None:
+        """Stop the load; write the counters of the profile, and the figures into the manifest. `log` is the server's
+        log and the byte at which this capture began."""
         if self._command is not None:
             code = self._command.wait(0.0)
             if code not in (None, 0):
@@ -117,7 +119,11 @@ class Measurements:
                 window.update(measure.client_figures(requests, window["start_ns"], window["end_ns"]))
         self._manifest.document["windows"] = self.windows
         if start_ns and end_ns:
-            figures = measure.disturbance(self.windows, start_ns, end_ns, load=self.load, series=self.poller.series)
+            spans = [(w["start_ns"], w["end_ns"]) for w in self.windows if str(w["name"]).startswith("steady")]
+            logged = decode_rates(*log, spans) if log else []
+            figures = cost.disturbance(
+                self.windows, start_ns, end_ns, load=self.load, series=self.poller.series, logged=logged
+            )
             self._manifest.document["throughput"] = figures
         self.poller.write(self._folder / "server" / "tokens_during.csv")
 

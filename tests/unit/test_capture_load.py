@@ -64,14 +64,17 @@ def test_closed_loop_counts_tokens_and_streams_one_client(openai: bool) -> None:
         load.stop()
 
 
-def test_a_seed_repeats_the_prompts() -> None:
+def test_a_seed_repeats_the_prompts_and_none_gives_new_ones() -> None:
     prompts: list[list[list[int]]] = []
-    for _ in range(2):
+    for seed in (5, 5, None, None):
         with FakeServer() as fake:
-            load = Load(HttpServer(fake.url), LoadSpec(1, (4, 9), (2, 2), requests=4), vocabulary=50).start()
+            spec = LoadSpec(1, (4, 9), (2, 2), requests=4, seed=seed)
+            load = Load(HttpServer(fake.url), spec, vocabulary=50).start()
             wait(lambda load=load: load.done)  # type: ignore[misc]
             prompts.append([b["input_ids"] for p, b in fake.asked if p == "/generate"])
+            assert load.document()["load"]["seed"] == (seed or load.spec.seed)
     assert prompts[0] == prompts[1]
+    assert prompts[2] != prompts[3]  # the same ones would be in the server's prefix cache
 
 
 def test_failures_are_counted_not_retried_at_once() -> None:

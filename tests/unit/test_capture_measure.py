@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from traceana_capture.cost import disturbance, loop_times, quantile, recording_span, usual_loop
 from traceana_capture.load import Load, Request
-from traceana_capture.measure import (
-    Poller,
-    client_figures,
-    disturbance,
-    loop_times,
-    quantile,
-    recording_span,
-    usual_loop,
-)
+from traceana_capture.logs import decode_rates
+from traceana_capture.measure import Poller, client_figures
 from traceana_capture.metrics import latency_ns, tokens
 
 MS = 1_000_000
@@ -63,29 +59,82 @@ def test_latency_between_two_dumps() -> None:
     ("stamps", "span"),
     [
         ([0, 10, 20, 30, 40], (0, 40, 0)),  # no stall
-        ([0, 10, 20, 900, 910, 920], (0, 20, 880)),  # an export after the third step
+        ([0, 10, 20, 900, 910, 920], (0, 20, 870)),  # an export after the third step
+        ([0, 10, 20, 30, 630, 1430, 1440], (0, 30, 1380)),  # the exports of two stages, the second the longer one
         ([0, 140, 150, 160, 170], (0, 170, 0)),  # a start-up at the beginning is recording
-        ([0, 140, 150, 160, 1160], (0, 160, 1000)),
+        ([0, 140, 150, 160, 1160, 1170, 1180], (0, 160, 990)),
         ([0, 10], None),
     ],
 )
 def test_recording_span(stamps: list[int], span: tuple[int, int, int] | None) -> None:
     found = recording_span([s * MS for s in stamps], 0, 10**12)
-    assert found == (None if span is None else tuple(s * MS for s in span))
+    told = None if found is None else (found.first, found.last, found.stall_ns)
+    assert told == (None if span is None else tuple(s * MS for s in span))
+
+
+def profiled(start: list[int], inside: list[int]) -> tuple[Load, list[dict[str, Any]]]:
+    """A client of 10 ms a loop, then the loops `start` and `inside`, then a stall of 990 ms, then 10 ms again."""
+    stamps = [i * 10 * MS for i in range(101)]
+    for gap in [*start, *inside, 1000]:
+        stamps.append(stamps[-1] + gap * MS)
+    stamps += [stamps[-1] + i * 10 * MS for i in range(1, 50)]
+    request = Request(0, 0, 0, 3000 * MS, 200, 4, 200, token_ns=stamps)
+    window: dict[str, Any] = {"name": "steady_1", "start_ns": 0, "end_ns": 1000 * MS, "decode_tokens_per_s": 900.0}
+    return load_of(request), [window, {"name": "after", "loop_ns": 12 * MS}]
 
 
 def test_disturbance_compares_loop_times_of_the_streaming_client() -> None:
-    before = [i * 10 * MS for i in range(100)]  # 10 ms a loop
-    inside = [1000 * MS + i * 15 * MS for i in range(21)]  # 15 ms under the profiler, then a stall
-    after = [2300 * MS + i * 10 * MS for i in range(50)]
-    request = Request(0, 0, 0, 3000 * MS, 200, 4, 200, token_ns=before + inside + after)
-    window: dict[str, Any] = {"name": "steady_1", "start_ns": 0, "end_ns": 1000 * MS, "decode_tokens_per_s": 900.0}
-    window["loop_ns"] = 10 * MS
-    later: dict[str, Any] = {"name": "after", "loop_ns": 12 * MS}
-    found = disturbance([window, later], 1000 * MS, 2350 * MS, load=load_of(request), series=[])
-    assert found["loop_ns"] == {"outside": 10 * MS, "inside": 15 * MS, "inside_count": 20}
+    load, windows = profiled([60, 50, 15, 15], [15] * 16)
+    found = disturbance(windows, 1000 * MS, 2420 * MS, load=load, series=[])
+    assert found["loop_ns"] == {"outside": 10 * MS, "inside": 15 * MS, "inside_count": 16}
     assert (found["disturbance"], found["inside_tokens_per_s"]) == (0.6667, 600.0)
-    assert (found["recorded_ns"], found["stall_ns"], found["lasting"]) == (300 * MS, 1000 * MS, 0.8333)
+    assert (found["start_pause_ns"], found["recorded_ns"], found["lasting"]) == (80 * MS, 380 * MS, 0.8333)
+    assert found["stall_ns"] == 985 * MS  # longer than a usual loop of the profile
+
+
+def test_a_prefill_inside_is_left_out_by_the_limit_of_outside() -> None:
+    load, windows = profiled([15] * 4, [15] * 8 + [50, 45] + [15] * 8)
+    found = disturbance(windows, 1000 * MS, 2420 * MS, load=load, series=[])
+    assert found["loop_ns"] == {"outside": 10 * MS, "inside": 15 * MS, "inside_count": 16}
+
+
+def test_prefills_are_taken_out_of_the_rate_outside() -> None:
+    load, windows = profiled([15] * 4, [15] * 16)
+    stamps = load.streams()[0].token_ns
+    stamps[50:] = [t + 250 * MS for t in stamps[50:]]  # a prefill of 250 ms in the window: a fifth of it
+    windows[0].update(end_ns=1250 * MS)
+    found = disturbance(windows, 1250 * MS, 2670 * MS, load=load, series=[])
+    assert (found["outside_tokens_per_s"], found["outside_decode_source"]) == (900.0, "counters and streaming client")
+    assert found["outside_decode_tokens_per_s"] == pytest.approx(900 * (1240 / 99) / 10, abs=0.01)
+    said = disturbance(windows, 1250 * MS, 2670 * MS, load=load, series=[], logged=[1100.0, 1120.0])
+    assert (said["outside_decode_tokens_per_s"], said["outside_decode_source"]) == (1110.0, "log: 2 lines")
+    assert said["inside_tokens_per_s"] == 740.0
+
+
+def test_decode_rates_are_of_the_first_stage_without_a_prefill_between(tmp_path: Path) -> None:
+    def line(second: int, stage: str, kind: str, rate: str = "") -> str:
+        return f"[{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(second))}{stage}] {kind} batch, #x: 1{rate}\n"
+
+    def decode(second: int, rate: float, stage: str = " PP0") -> str:
+        return line(second, stage, "Decode", f", gen throughput (token/s): {rate}, #queue-req: 0")
+
+    log, base = tmp_path / "server.log", 1_796_000_000
+    early = decode(base + 1, 1.0) + decode(base + 1, 2.0)
+    log.write_text(
+        early
+        + line(base + 2, " PP0", "Prefill")
+        + decode(base + 3, 50.0)  # the prefill is in it
+        + decode(base + 3, 7.0, " PP1")
+        + decode(base + 4, 100.0)
+        + "something else\n"
+        + decode(base + 5, 104.5)
+        + decode(base + 9, 300.0)  # after the window
+        + decode(base + 9, 301.0, " DP0 TP0 PP0")
+    )
+    window = [((base + 3) * 10**9, (base + 6) * 10**9)]
+    assert decode_rates(log, 0, window) == [100.0, 104.5]
+    assert decode_rates(log, len(early), [(0, 10**19)]) == [100.0, 104.5, 300.0, 301.0]
+    assert decode_rates(log, 0, []) == []
 
 
 def test_disturbance_without_a_client_rests_on_polled_counters() -> None:
@@ -94,7 +143,7 @@ def test_disturbance_without_a_client_rests_on_polled_counters() -> None:
     window: dict[str, Any] = {"name": "steady_1", "start_ns": 0, "end_ns": 1000 * MS, "decode_tokens_per_s": 1250.0}
     found = disturbance([window], 1000 * MS, 2200 * MS, load=None, series=series)
     assert found["source"] == "realtime_tokens_total, polled"
-    assert (found["inside_tokens_per_s"], found["disturbance"], found["stall_ns"]) == (1000.0, 0.8, 600 * MS)
+    assert (found["inside_tokens_per_s"], found["disturbance"], found["stall_ns"]) == (1000.0, 0.8, 500 * MS)
     assert found["whole_tokens_per_s"] == round(520 / 1.1, 2)
 
 

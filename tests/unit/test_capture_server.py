@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from fake_server import FakeServer, Traps
 
 from traceana_capture.errors import CaptureError, Unreachable
+from traceana_capture.facts import LocalServer, save_answers, save_model_config
 from traceana_capture.http import HttpServer
 from traceana_capture.lock import CaptureLock
 from traceana_capture.secrets import allowed_environment, mask_command, mask_text, mask_value
@@ -186,3 +188,34 @@ def test_only_the_environment_that_explains_speed_is_kept() -> None:
         {"NCCL_DEBUG": "INFO", "HOME": "/root", "AWS_SECRET_ACCESS_KEY": "x", "SGLANG_API_KEY": "secret"}
     )
     assert kept == {"NCCL_DEBUG": "INFO", "SGLANG_API_KEY": "***"}
+
+
+@pytest.mark.parametrize("place", ["/{}/m", "here", "org/name"])
+def test_the_models_config_is_kept_where_it_can_be_read(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = place.format(str(tmp_path).strip("/"))
+    hub = tmp_path / "home" / ".cache" / "huggingface" / "hub" / "models--org--name" / "snapshots" / "abc"
+    folder = {"here": tmp_path / "here", "org/name": hub}.get(place, tmp_path / "m")
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"num_hidden_layers": 3, "api_key": "abcdefgh"}')
+    local = LocalServer(os.getpid(), environment={"HOME": str(tmp_path / "home")})
+    save_model_config(info_of(model_path=model), local, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text()) == {"num_hidden_layers": 3, "api_key": "***"}
+
+
+def test_no_config_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "out").mkdir()
+    for local in (LocalServer(), LocalServer(os.getpid()), LocalServer(2**30)):
+        save_model_config(info_of(model_path=str(tmp_path)), local, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_the_end_keeps_only_what_can_have_changed(tmp_path: Path) -> None:
+    with FakeServer() as fake:
+        save_answers(HttpServer(fake.url), tmp_path)
+        save_answers(HttpServer(fake.url), tmp_path, "_end")
+    names = {p.stem for p in tmp_path.iterdir()}
+    assert names == {"server_info", "model_info", "loads", "server_info_end", "loads_end"}

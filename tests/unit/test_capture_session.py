@@ -189,6 +189,11 @@ def test_a_sweep_is_a_capture_for_each_value(tmp_path: Path) -> None:
         assert fake.cap == 8
     assert [folder.name for folder, _ in found] == ["pp_max_micro_batch_size=2", "pp_max_micro_batch_size=4"]
     assert [d["settings"]["set"]["pp_max_micro_batch_size"] for _, d in found] == [2, 4]
+    assert [d["server"]["micro_batch_cap"] for _, d in found] == [2, 4]
+    for folder, document in found:  # every fact is of the server as it was recorded
+        info = json.loads((folder / "server" / "server_info.json").read_text())
+        cap = document["settings"]["set"]["pp_max_micro_batch_size"]
+        assert info["internal_states"][0]["pp_max_micro_batch_size"] == cap
     assert all(d["status"] == "complete" and d["settings"]["restored"] for _, d in found)
 
 

@@ -7,7 +7,7 @@ import random
 import re
 import shutil
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +258,41 @@ def test_what_the_capture_recorded(tmp_path: Path) -> None:
     assert told["throughput"]["profile_cost"] == {"disturbance": 0.96}
     assert told["pid_by_rank"] == [{"rank": 0, "pid": 70}, {"rank": 1, "pid": 71}]
     assert samples.select("gpu", "rank").unique().sort("gpu").rows() == [(0, 1), (1, 0)]
+
+
+def test_what_a_log_says_of_an_earlier_capture_is_not_this_ones(tmp_path: Path) -> None:
+    """Two captures of one server, the second with another cap: its log holds both."""
+
+    def line(second: int, text: str) -> str:
+        return f"[{datetime.fromtimestamp(1_796_000_000 + second, timezone.utc):%Y-%m-%d %H:%M:%S} PP0] {text}\n"
+
+    def decode(second: int, running: int, rate: float, queue: int) -> str:
+        return line(
+            second,
+            f"Decode batch, #running-req: {running}, #token: 9, token usage: 0.01, cuda graph: True, "
+            f"gen throughput (token/s): {rate}, #queue-req: {queue}",
+        )
+
+    def profile(second: int) -> str:
+        begun = f"Profiling starts for PP0. Traces will be saved to: /x (with profile id: {1_796_000_000 + second}.5)"
+        return line(second, begun) + line(second + 1, "Stop profiling...") + line(second + 2, "Profiling done.")
+
+    log = "".join([decode(1, 16, 900.0, 0), decode(2, 16, 901.0, 0), profile(3), decode(8, 16, 905.0, 0)])
+    log += "".join([decode(20, 4, 400.0, 24), decode(21, 4, 402.0, 24), decode(22, 4, 404.0, 24), profile(24)])
+    manifest: dict[str, object] = {
+        "schema_version": 1, "ranks": [], "created_ns": 1_796_000_010 * 10**9,
+        "steady_window": {"start_ns": 1_796_000_020 * 10**9, "end_ns": 1_796_000_023 * 10**9},
+        "settings": {"set": {"pp_max_micro_batch_size": 4}},
+    }  # fmt: skip
+    info = {"pp_size": 2, "tp_size": 1, "max_running_requests": 32, "pp_max_micro_batch_size": 16}
+    told = facts_of(*write(tmp_path, {"server.log": log, "m.json": manifest, "i.json": info}))
+    assert (told["micro_batch_cap"], told["cap_source"]) == (4, "set while the server ran")
+    assert (told["queue"]["p50"], told["running_per_slot"]["max"]) == (24, 4)
+    assert (told["throughput"]["decode"], told["throughput"]["decode_lines"]) == (403.0, 2)
+    assert [run["started_ns"] for run in told["profile"]["runs"]] == [1_796_000_024 * 10**9]
+    # Without a manifest that says when the capture began, every line counts.
+    whole = facts_of(*write(tmp_path, {"server.log": log, "m.json": manifest | {"created_ns": None}, "i.json": info}))
+    assert (whole["queue"]["p50"], len(whole["profile"]["runs"])) == (0, 2)
 
 
 def test_log_that_begins_inside_a_profile(tmp_path: Path) -> None:

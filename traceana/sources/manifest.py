@@ -42,6 +42,8 @@ class Recording:
 
     source: str
     steady_ns: tuple[int, int] | None = None
+    since_ns: int | None = None  # what a log says before this is of an earlier time of the server
+    settings: Mapping[str, object] = field(default_factory=dict[str, object])  # set while the server ran
     windows: tuple[Window, ...] = ()
     command: str | None = None
     env: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -77,6 +79,8 @@ def read_recording(sidecar: Sidecar) -> tuple[Recording, list[Loss]]:
     recording = Recording(
         source=sidecar.path.name,
         steady_ns=window,
+        since_ns=window[0] if window and _integer(document.get("created_ns")) is not None else None,
+        settings=_mapping(_mapping(document.get("settings")).get("set")),
         windows=tuple(_window(w) for w in _mappings(windows) if str(w.get("name")).startswith("steady")),
         command=command if isinstance(command, str) and command else None,
         env=_mapping(_mapping(document.get("server")).get("environment")),

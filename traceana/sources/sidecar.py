@@ -27,6 +27,7 @@ _BINARY = (_SQLITE, b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"PAR1")
 LOG_LINE = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,6})?(?: [A-Z][A-Z_]*\d+)*\] ")
 _METRIC = re.compile(r"(?m)^(?:# (?:HELP|TYPE) [a-zA-Z_:][\w:]* |[a-zA-Z_:][\w:]*\{[^\n]*\} [-+\d.eNaInf]+$)")
 _JSON = re.compile(r"""\s*(?:\{\s*(?:["}]|$)|\[\s*(?:["{\[\]\d]|$))""")  # `[section]` of another format is none
+_COUNTERS = re.compile(r"epoch_ns(?:,decode_pp\d+)+$")
 _LAUNCH = re.compile(r"(?:sglang[\w.]*launch_server|sglang serve|vllm serve|--(?:model-path|model)[ =])")
 
 
@@ -35,7 +36,7 @@ class Sidecar:
     """One recognised file. `text` is its content without a byte-order mark; `json` the parsed document where it is one
     (numbers with a point are Decimal, so that no time loses a digit)."""
 
-    kind: str  # log, metrics, gpu, command, info, model, config, loads, requests, windows, manifest
+    kind: str  # log, metrics, gpu, command, info, model, config, loads, requests, windows, manifest, recorder
     path: Path
     text: str
     json: object = None
@@ -115,6 +116,8 @@ def _recognise(path: Path, text: str, losses: list[Loss]) -> Sidecar | None:
     first = head.lstrip().split("\n", 1)[0].lower()
     if "," in first and re.search(r"\b(?:gpu|index|device)", first) and re.search(r"power|util|clock|sm_mhz", first):
         return Sidecar("gpu", path, text)
+    if _COUNTERS.match(first):  # the recorder's own working: its manifest holds what came of it
+        return Sidecar("recorder", path, text)
     if _LAUNCH.search(head):
         return Sidecar("command", path, text)
     return None
@@ -161,6 +164,9 @@ def _json_kind(document: object) -> str | None:
         return "windows"
     if "schema_version" in top and isinstance(top.get("ranks"), list):
         return "manifest"
+    steps = top.get("steps")
+    if isinstance(steps, list) and steps and isinstance(steps[0], dict) and "ordinal" in steps[0]:
+        return "recorder"
     return None
 
 

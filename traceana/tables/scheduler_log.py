@@ -56,17 +56,23 @@ def _offset(difference_ns: int) -> int | None:
     return offset if abs(difference_ns - offset) <= _NEAR and abs(offset) <= 14 * 3600 * SECOND else None
 
 
-def batch_lines(logs: Sequence[ServerLog], offset_ns: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+def batch_lines(
+    logs: Sequence[ServerLog], offset_ns: int, since_ns: int | None = None
+) -> tuple[pl.DataFrame, pl.DataFrame]:
     """DECODE_LOG and PREFILL_LOG columns of all logs in order of time, with two more: `file`, and `follows_decode` (the
-    stage's line before is a decode line)."""
+    stage's line before is a decode line). Lines of before `since_ns` (epoch) are left out, and so are the profiles
+    that had ended by then: the log of a server that was captured before tells of those captures too."""
     decode: list[pl.DataFrame] = []
     prefill: list[pl.DataFrame] = []
     for log in logs:
         kinds = {"decode": log.decode, "prefill": log.prefill}
         lines = pl.concat([f.with_columns(kind=pl.lit(k)) for k, f in kinds.items()], how="diagonal")
+        earliest = None if since_ns is None else since_ns + offset_ns - log.resolution_ns + 1
+        if earliest is not None:
+            lines = lines.filter(pl.col("printed_ns") >= earliest)
         if not lines.height:
             continue
-        starts, ends = _events(log, "Profiling starts"), _events(log, "Profiling done")
+        starts, ends = (_events(log, event, earliest) for event in ("Profiling starts", "Profiling done"))
         at = lines.get_column("line").to_numpy()
         started, ended = np.searchsorted(starts, at), np.searchsorted(ends, at)
         # A log that begins inside a profile ends more profiles than it starts.
@@ -93,14 +99,17 @@ def _joined(frames: list[pl.DataFrame]) -> pl.DataFrame:
     return pl.concat(frames, how="diagonal").sort("ts_ns", maintain_order=True) if frames else pl.DataFrame()
 
 
-def _events(log: ServerLog, event: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    lines = log.profile.filter(pl.col("event") == event).get_column("line")
+def _events(log: ServerLog, event: str, earliest_ns: int | None) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    rows = log.profile.filter(pl.col("event") == event)
+    if earliest_ns is not None:
+        rows = rows.filter(pl.col("printed_ns") >= earliest_ns)
+    lines = rows.get_column("line")
     return lines.cast(pl.Int64()).sort().to_numpy()
 
 
-def profile_runs(logs: Sequence[ServerLog], offset_ns: int) -> list[dict[str, object]]:
+def profile_runs(logs: Sequence[ServerLog], offset_ns: int, since_ns: int | None = None) -> list[dict[str, object]]:
     """One row per rank and profile: id, stage, and when the rank started, began to stop and was done (epoch ns, null
-    where the log does not say)."""
+    where the log does not say). Runs that were done before `since_ns` are left out."""
     rows: list[dict[str, object]] = []
     for log in logs:
         if not log.profile.height:
@@ -121,5 +130,7 @@ def profile_runs(logs: Sequence[ServerLog], offset_ns: int) -> list[dict[str, ob
             )
             .sort(["run", *STAGE])
         )
+        if since_ns is not None:
+            runs = runs.filter(pl.max_horizontal("started_ns", "stopping_ns", "done_ns") + log.resolution_ns > since_ns)
         rows += runs.drop("run").to_dicts()
     return rows

@@ -90,7 +90,8 @@ def _facts(kinds: Mapping[str, list[Sidecar]], losses: list[Loss]) -> tuple[Serv
             loss("log_zone_unknown", "info", 1, "the log prints local time and nothing tells its zone: read as UTC")
         )
     offset = clock.offset_ns or 0
-    decode, prefill = batch_lines(logs, offset)
+    since = recording.since_ns if recording else None
+    decode, prefill = batch_lines(logs, offset, since)
     seen = Evidence(
         arguments=arguments,
         info=info,
@@ -107,7 +108,7 @@ def _facts(kinds: Mapping[str, list[Sidecar]], losses: list[Loss]) -> tuple[Serv
     losses += lost
     interval, lost = interval_of_dumps(metrics, logs, recording.steady_ns if recording else None, offset)
     losses += lost
-    runs = profile_runs(logs, offset)
+    runs = profile_runs(logs, offset, since)
     starts = [t for run in runs if isinstance(t := run["started_ns"], int)]
     rates = throughput(decode, prefill, metrics, interval, recording.windows if recording else ())
     facts["throughput"] = {**rates, "profile_cost": recording.cost if recording else None}

@@ -145,7 +145,8 @@ def _cap(seen: Evidence, state: Mapping[str, object], running: int | None) -> tu
     asked = seen.integer("pp_max_micro_batch_size")
     pp_size = seen.integer("pp_size")
     auto = max(running // pp_size, 1) if running is not None and pp_size else None
-    real = state.get("pp_max_micro_batch_size")
+    told = seen.recording.settings if seen.recording else {}
+    real = told.get("pp_max_micro_batch_size", state.get("pp_max_micro_batch_size"))
     if isinstance(real, int) and not isinstance(real, bool):
         if real == asked:
             return real, "set"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import kineto_files as kf
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from traceana.sources.kineto_events import Events
 from traceana.sources.kineto_fast import parse_plain
 from traceana.sources.kineto_index import NotPlain
 from traceana.sources.kineto_keys import parse_keys
-from traceana.sources.kineto_words import SLACK
+from traceana.sources.kineto_words import SLACK, different, word_view
 
 PAD = b" " * SLACK
 
@@ -98,3 +99,22 @@ def test_events_out_of_the_ordinary_are_read_as_by_the_index(
     except NotPlain:
         return
     same(found, expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=70) | st.sampled_from(["a" * 40, "a" * 39 + "b"])))
+def test_strings_are_told_apart_and_come_back(texts: list[str]) -> None:
+    data = [text.encode() for text in texts]
+    stop = np.cumsum([len(text) for text in data], dtype=np.int64) + SLACK
+    buffer = PAD + b"".join(data) + PAD
+    found, place = different(buffer, word_view(buffer), stop - np.array([len(t) for t in data], dtype=np.int64), stop)
+    assert [found[at] for at in place] == texts
+    assert sorted(found) == sorted(set(texts))
+
+
+def test_strings_with_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("traceana.sources.kineto_words._MIX", np.zeros(64, dtype=np.uint64))
+    buffer = PAD + b"x" * 30 + b"y" * 30 + b"x" * 20 + b"z" * 10 + PAD
+    start = np.array([0, 30, 60, 0], dtype=np.int64) + SLACK
+    found, place = different(buffer, word_view(buffer), start, start + 30)
+    assert [found[at] for at in place] == ["x" * 30, "y" * 30, "x" * 20 + "z" * 10, "x" * 30]

@@ -28,8 +28,10 @@ from traceana.sources.kineto_words import (
     Bytes,
     Positions,
     Words,
+    as_categorical,
     categorical,
     decimals,
+    different,
     integers,
     word_view,
 )
@@ -237,18 +239,10 @@ def _string_ends(s: _Stretch, buffer: bytes, after: Positions, name: str) -> Pos
 
 def _names(s: _Stretch, buffer: bytes, start: Positions, stop: Positions) -> tuple[pl.Series, Bools, Positions]:
     """The names, whether each is free of quotes and backslashes, and how many braces open in it."""
-    names = categorical(buffer, s.words, start, stop)
-    different = names.unique()
-    texts, codes = different.to_list(), different.to_physical().to_numpy()
-    good, braces = np.ones(start.size, dtype=np.bool_), np.zeros(start.size, dtype=np.int64)
-    marked = [(code, text) for code, text in zip(codes, texts, strict=True) if any(c in text for c in '"\\{')]
-    if marked:
-        code = names.to_physical().to_numpy()
-        order = np.argsort(codes)
-        place = order[np.searchsorted(codes, code, sorter=order)]
-        braces = np.array([text.count("{") for text in texts], dtype=np.int64)[place]
-        good = np.array([not ('"' in text or "\\" in text) for text in texts], dtype=np.bool_)[place]
-    return names, good, braces
+    texts, place = different(buffer, s.words, start, stop)
+    good = np.array([not ('"' in text or "\\" in text) for text in texts], dtype=np.bool_)
+    braces = np.array([text.count("{") for text in texts], dtype=np.int64)
+    return as_categorical(texts, place), good[place], braces[place]
 
 
 def _closed(s: _Stretch, rows: Positions, first: Positions, braces: Positions) -> Bools:

@@ -18,9 +18,9 @@ from traceana.sources.limits import Limits
 
 __all__ = ["BLOCK", "text_blocks"]
 
-BLOCK = 1 << 20
+BLOCK = 1 << 22
 _DAMAGED = cast("type[Exception]", isal_zlib.error)
-_READ = 1 << 18
+_READ = 1 << 19
 _GZ = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 _GZIP_WINDOW = 31

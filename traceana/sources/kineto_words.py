@@ -6,14 +6,25 @@ reach at least `SLACK` bytes past every position asked for.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import pyarrow as pa
 
-__all__ = ["SLACK", "Bools", "Bytes", "Positions", "Words", "categorical", "decimals", "integers", "word_view"]
+__all__ = [
+    "SLACK",
+    "Bools",
+    "Bytes",
+    "Positions",
+    "Words",
+    "as_categorical",
+    "categorical",
+    "decimals",
+    "different",
+    "integers",
+    "word_view",
+]
 
 Bytes = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
@@ -27,6 +38,7 @@ _SHIFT: Words = np.array([56, *(8 * (8 - n) for n in range(1, 9))], dtype=np.uin
 _POWER = np.array([10**n for n in range(9)], dtype=np.int64)
 _ZEROS, _CARRY, _HIGH, _ONES = (_U(0x0101010101010101 * k) for k in (0x30, 0x76, 0x80, 0x01))
 _MINUS, _DOT = 0x2D, 0x2E
+_MIX: Words = np.random.default_rng(1).integers(1 << 32, 1 << 64, 64, dtype=np.uint64) | _U(1)
 # What may follow a JSON number: a comma, a bracket, white space. Anything else (an exponent) is not read here.
 _AFTER_NUMBER = np.zeros(256, dtype=np.bool_)
 _AFTER_NUMBER[[0x2C, 0x5D, 0x7D, 0x20, 0x09, 0x0A, 0x0D]] = True
@@ -95,25 +107,50 @@ def decimals(text: Bytes, words: Words, at: Positions, limit: int) -> tuple[Posi
 
 
 def categorical(buffer: bytes, words: Words, start: Positions, stop: Positions) -> pl.Series:
-    """The strings `buffer[start:stop]` as a categorical series; the buffer may be dropped afterwards.
+    """The strings `buffer[start:stop]`, which must be valid UTF-8, as a categorical series."""
+    texts, place = different(buffer, words, start, stop)
+    return as_categorical(texts, place)
 
-    `buffer` must be valid UTF-8. The strings are handed over as Arrow string views: no copy of their text is made.
+
+def as_categorical(texts: Sequence[str], place: Positions) -> pl.Series:
+    """`texts[place]` as a categorical series."""
+    return pl.Series("name", texts, dtype=pl.String()).cast(pl.Categorical())[place]
+
+
+def different(buffer: bytes, words: Words, start: Positions, stop: Positions) -> tuple[list[str], Positions]:
+    """The different strings among `buffer[start:stop]`, and for each of them its place there.
+
+    A trace holds few different names, so that they are told apart by a hash; every one is then compared in full with
+    the one that stands for it.
     """
     length = stop - start
-    views = np.empty((start.size, 2), dtype=np.uint64)
-    low, size = words[start], length.astype(np.uint64)
-    views[:, 0] = size | low << _U(32)
-    views[:, 1] = start.astype(np.uint64) << _U(32)
-    short = np.flatnonzero(length <= 12)  # these live in the view itself, padded with zeros
-    if short.size:
-        n = length[short]
-        first = low[short] & _MASK[np.minimum(n, 8)]
-        rest = words[start[short] + 8] & _MASK[np.clip(n - 8, 0, 4)]
-        views[short, 0] = size[short] | first << _U(32)
-        views[short, 1] = first >> _U(32) | rest << _U(32)
-    text: Any = buffer
-    buffers: list[Any] = [None, pa.py_buffer(cast(Any, views)), pa.py_buffer(text)]
-    array = pa.Array.from_buffers(pa.string_view(), start.size, buffers)
-    series = pl.from_arrow(array)
-    assert isinstance(series, pl.Series)
-    return series.cast(pl.Categorical())
+    low = words[start] & _MASK[np.minimum(length, 8)]
+    high = words[np.maximum(stop - 8, 0)] & -(length > 8).astype(np.uint64)  # short ones lie in the first word
+    rest = np.maximum(length - 9, 0) >> 3  # whole words between these two
+    rows = np.flatnonzero(rest)
+    counts = rest[rows]
+    ends = np.cumsum(counts)
+    ramp = np.arange(int(ends[-1]) if rows.size else 0) - np.repeat(ends - counts, counts)
+    between = words[np.repeat(start[rows] + 8, counts) + 8 * ramp]
+    key = (low * _MIX[0] ^ high) * _MIX[1] + length.astype(np.uint64)
+    if rows.size:
+        key[rows] ^= np.add.reduceat(between * _MIX[ramp & 63], ends - counts)
+    order = np.argsort(key)
+    key = key[order]
+    new = np.ones(key.size, dtype=np.bool_)
+    np.not_equal(key[1:], key[:-1], out=new[1:])
+    place = np.empty(key.size, dtype=np.int64)
+    place[order] = np.cumsum(new) - 1
+    first = order[new]
+    model = first[place]
+    same = (length == length[model]) & (low == low[model]) & (high == high[model])
+    if rows.size:
+        where = np.repeat(start[model[rows]] + 8, counts) + 8 * ramp
+        wrong = words[np.minimum(where, words.size - 1)] != between
+        if wrong.any():
+            same[np.repeat(rows, counts)[wrong]] = False
+    texts = [buffer[a:b] for a, b in zip(start[first].tolist(), stop[first].tolist(), strict=True)]
+    for row in np.flatnonzero(~same).tolist():  # another string with the same hash
+        place[row] = len(texts)
+        texts.append(buffer[start[row] : stop[row]])
+    return [text.decode() for text in texts], place

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from traceana.intervals import IntArray
 from traceana.simulate.growth import PPM, Experts
 from traceana.simulate.hosts import HostSpeed, claim, equal_speeds, planted
 from traceana.simulate.parts import Parts
 from traceana.simulate.play import Ends, Round, play
-from traceana.simulate.scenario import Scenario, unchanged
+from traceana.simulate.scenario import unchanged
 
 __all__ = ["DILATION", "Calibration", "calibrate"]
 
-# Host dilation of the captures at hand, least and most (docs/concepts/whatif.md), for servers that do not say their own
-# throughput; and where between them the middle is taken.
+# Host dilation of the captures at hand, least and most (docs/concepts/whatif.md), and the usual one between them.
 DILATION = (1_350_000, 1_800_000, 2_400_000)
-_SLOWEST, _FASTEST = PPM, PPM // 5  # dilations that profiling has
+_LEAST, _MOST = PPM, 5 * PPM  # dilations that profiling has
 _ROUNDS = 40
+_Play: TypeAlias = "Callable[[int], tuple[HostSpeed, Round]]"
+# A server's own throughput, a mean over a few seconds, is taken to be known to this (ppm); for the range, to that.
+_KNOWN, _PERHAPS = 3_000, 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A host speed and the round of the capture itself at that speed. `matched`: the round is the server's own, to a
-    part in ten thousand; else the dilation is the middle of DILATION, or one of them where the server's own
-    throughput is not known. `name` says how hosts were treated."""
+    """A host speed and the round of the capture itself at that speed. `matched`: the round is the server's own, as far as
+    that is known; `likely`: the prediction rests on it, else only its range does. `name` says how hosts were treated."""
 
     name: str
     speed: HostSpeed
     round: Round
     matched: bool
+    likely: bool = True
 
     @property
     def dilation(self) -> float:
@@ -41,7 +43,8 @@ class Calibration:
 def calibrate(parts: Parts, experts: Experts, taken: Sequence[int]) -> list[Calibration]:
     """Calibrations to predict with: hosts as measured, and hosts of one speed on all stages (the same code runs on
     all of them, and profiling does not slow all of them alike). Without the server's own throughput: at three
-    dilations.
+    dilations. Where GPUs bind the server, many dilations explain its throughput: then the usual one is likely, and the
+    least and the most are calibrations too where they explain it.
 
     `taken` are ns a stage's host is said to have beyond the scheduler's work.
     """
@@ -55,58 +58,71 @@ def calibrate(parts: Parts, experts: Experts, taken: Sequence[int]) -> list[Cali
     if parts.throughput is not None and not all(s.graphed[parts.batch > 0].all() for s in parts.stages):
         ways["with launching apart"] = [PPM] * len(parts.stages)
     for name, factors in ways.items():
+        apart = name == "with launching apart"
+
+        def at(dilation: int, apart: bool = apart, factors: Sequence[int] = factors) -> tuple[HostSpeed, Round]:
+            ppm = PPM * PPM // dilation
+            own, launch = (PPM * PPM // DILATION[1], ppm) if apart else (ppm, None)
+            speed = HostSpeed(own, tuple(factors), tuple(known), launch)
+            return speed, play(parts, base, speed, parts.slots, experts, Ends())
+
         if parts.throughput is None:
-            for dilation in DILATION:
-                speed = HostSpeed(PPM * PPM // dilation, tuple(factors), tuple(known))
-                out.append(Calibration(name, speed, _round(parts, base, speed, experts), False))
+            out += [Calibration(name, *at(d), matched=False, likely=d == DILATION[1]) for d in DILATION]
         else:
-            apart = name == "with launching apart"
-            out.append(_matched(parts, base, experts, name, factors, known, parts.throughput, apart))
+            out += _matched(name, at, parts.throughput)
     return out
 
 
-def _round(parts: Parts, base: Scenario, speed: HostSpeed, experts: Experts) -> Round:
-    return play(parts, base, speed, parts.slots, experts, Ends())
+def _matched(name: str, at: _Play, wanted: int) -> list[Calibration]:
+    """The dilation nearest to the usual one at which the round is the server's own. `at` plays at a dilation (ppm)."""
+    usual = at(DILATION[1])
+    target = usual[1].tokens * 1_000_000_000_000 // wanted
+    out = [_nearest(name, at, usual, target)]
+    if _close(usual[1].ns, target, _PERHAPS):
+        ends = [at(d) for d in (DILATION[0], DILATION[2])]
+        fit = [e for e in ends if _close(e[1].ns, target, _PERHAPS)]
+        out += [Calibration(name, *e, matched=True, likely=False) for e in fit]
+    return out
 
 
-def _matched(
-    parts: Parts, base: Scenario, experts: Experts, name: str, factors: Sequence[int], known: Sequence[IntArray],
-    wanted: int, apart: bool,
-) -> Calibration:  # fmt: skip
-    """Regula falsi (Illinois) on the speed: a round grows with the hosts' time, nearly in a straight line. `apart`:
-    on the speed of launching kernel by kernel, with all else in the middle of DILATION."""
-
-    def at(ppm: int) -> tuple[HostSpeed, Round]:
-        own, launch = (PPM * PPM // DILATION[1], ppm) if apart else (ppm, None)
-        speed = HostSpeed(own, tuple(factors), tuple(known), launch)
-        return speed, _round(parts, base, speed, experts)
-
-    low, high = _FASTEST, _SLOWEST
-    first, last = at(low), at(high)
-    target = first[1].tokens * 1_000_000_000_000 // wanted
-    if first[1].ns >= target or last[1].ns <= target:
+def _nearest(name: str, at: _Play, usual: tuple[HostSpeed, Round], target: int) -> Calibration:
+    if _close(usual[1].ns, target, _KNOWN):
+        return Calibration(name, *usual, matched=True)
+    faster = usual[1].ns > target
+    # The nearer end of what is known of the server's own round.
+    goal = target + (target if faster else -target) * _KNOWN // PPM
+    far = _MOST if faster else _LEAST
+    last = at(far)
+    if (last[1].ns > goal) if faster else (last[1].ns < goal):
         # No dilation explains what the server did: GPUs or messages bind it, or its figure holds more than decoding.
-        return Calibration(name, *at(PPM * PPM // DILATION[1]), matched=False)
-    under, over = first[1].ns - target, last[1].ns - target
-    best = last
+        return Calibration(name, *usual, matched=False)
+    return Calibration(name, *_solved(at, (DILATION[1], usual[1].ns), (far, last[1].ns), goal), matched=True)
+
+
+def _solved(at: _Play, one: tuple[int, int], other: tuple[int, int], goal: int) -> tuple[HostSpeed, Round]:
+    """Regula falsi (Illinois) on the dilation, between two of them and their rounds: a round falls with the dilation,
+    nearly in a straight line."""
+    (low, over), (high, under) = sorted((one, other))
+    over, under = over - goal, under - goal
     side = 0
+    best = at(high)
     for _ in range(_ROUNDS):
-        ppm = min(max(low + (high - low) * -under // (over - under), low + 1), high - 1)
-        best = at(ppm)
-        error = best[1].ns - target
-        if _close(best[1].ns, target) or high - low <= 2:
+        middle = min(max(low + (high - low) * over // max(over - under, 1), low + 1), high - 1)
+        best = at(middle)
+        error = best[1].ns - goal
+        if abs(error) * 2_000 <= goal or high - low <= 2:
             break
-        if error < 0:
-            low, under = ppm, error
-            over = over // 2 if side < 0 else over
-            side = -1
-        else:
-            high, over = ppm, error
+        if error > 0:
+            low, over = middle, error
             under = under // 2 if side > 0 else under
             side = 1
+        else:
+            high, under = middle, error
+            over = over // 2 if side < 0 else over
+            side = -1
         over, under = max(over, 1), min(under, -1)
-    return Calibration(name, *best, matched=_close(best[1].ns, target))
+    return best
 
 
-def _close(ns: int, target: int) -> bool:
-    return abs(ns - target) * 10_000 <= target
+def _close(ns: int, target: int, ppm: int) -> bool:
+    return abs(ns - target) * PPM <= target * ppm

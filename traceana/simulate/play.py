@@ -22,6 +22,7 @@ __all__ = ["EAGER_NS", "Ends", "Round", "play", "play_as_profiled", "services"]
 # folder), and with SGLang's Python around it in a decode step without graphs (D of the captures).
 EAGER_NS = (10_000, 75_000)
 _LEAST_VISITS = 24
+_EMPTY_SCHEDULE = 10  # the generator's share is 17, SGLang's source says a few lines of hundreds
 _LAST_KERNEL_NS = 5_000
 _SCHEDULE, _LAUNCH, _TAIL = (COLUMNS.index(name) for name in ("schedule", "launch", "tail"))
 
@@ -155,7 +156,10 @@ class _Stage:
             near = 0 if 0 in rows_of else max(rows_of)
             rows = rows_of[near]
             none = np.zeros(rows.size, dtype=np.int64)
-            return near, _rows(self.host[rows], none, none, none == 0, dict.fromkeys(APART, none), 0)
+            host = self.host[rows]
+            if near:  # an empty slot has no batch to prepare: what is left of the scheduling is hardly more than a look
+                host[:, _SCHEDULE] //= _EMPTY_SCHEDULE
+            return near, _rows(host, none, none, none == 0, dict.fromkeys(APART, none), 0)
         gpu = self.scenario.gpu[self.s]
         near, gpu = scaled_to_batch(self.stage.kernels, gpu, rows_of, batch, ends.growth, experts)
         rows = rows_of[near]

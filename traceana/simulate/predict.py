@@ -147,10 +147,8 @@ class Predictor:
         # In the middle: the likeliest arrival, the middle of growth, the measured cost of eager launches; the mean over
         # the calibrations.
         likely = scenario.patterns[0][0]
-        central = [o for o in outcomes if o[4] == likely and o[3] == Ends(MIDDLE, EAGER_NS[1])]
-        if parts.throughput is None:
-            dilations = sorted({c.speed.speed for c in calibrations})
-            central = [o for o in central if o[2].speed.speed == dilations[len(dilations) // 2]]
+        usual = Ends(CONSTANT if beyond and self.experts.unknown else MIDDLE, EAGER_NS[1])
+        central = [o for o in outcomes if o[4] == likely and o[3] == usual and o[2].likely]
         rounds = [c.round.throughput for c in ({id(o[2]): o[2] for o in central}).values()]
         told = parts.own if parts.own is not None else parts.throughput
         own = told if told is not None else sum(rounds) // len(rounds)
@@ -206,13 +204,15 @@ class Predictor:
         held = [int(k.sum()) for k in calibrations[0].speed.known]
         fixed = ", ".join(f"{ns / 1e6:.2f} ms of stage {s}" for s, ns in enumerate(held) if ns)
         kept = f"; not scaled, as a sleep would be: {fixed}" if fixed else ""
-        ways = ", ".join(f"{c.dilation:.2f} with hosts {c.name}" for c in calibrations)
+        ways = ", ".join(
+            f"{c.dilation:.2f} with hosts {c.name}" + ("" if c.likely else " explains it as well") for c in calibrations
+        )
         if parts.throughput is None:
             return f"host dilation unknown, tried {ways}; {identity}{kept}"
         missed = (
             ""
             if all(c.matched for c in calibrations)
-            else "; no host dilation explains the server's own throughput, the usual one is taken"
+            else "; where no host dilation explains the server's own throughput, the usual one is taken"
         )
         return f"host dilation by profiling {ways}, from the server's own throughput; {identity}{kept}{missed}"
 
@@ -241,8 +241,8 @@ class Predictor:
             assumed = f" ({', '.join(experts.assumed)} assumed)" if experts.assumed else ""
             out.append(
                 f"batch {_listed(beyond)} was not measured: between no growth of the forward and MoE time growing with "
-                f"the experts touched, {experts.count} with {experts.top_k} a token{assumed}; attention where there is no "
-                "MoE"
+                f"the experts touched, {experts.count} with {experts.top_k} a token{assumed}, and attention with the requests"
+                + ("; no growth is taken as the middle" if experts.unknown else "")
             )
         if eager:
             low, high = (ns // 1000 for ns in EAGER_NS)

@@ -182,7 +182,7 @@ def _link(parts: Parts, scenario: Scenario, change: Change) -> Scenario:
     factor = change.value if isinstance(change.value, int) else PPM
     hops = list(scenario.hops)
     at = ranks.index(src)
-    hops[at] = _scaled_hop(hops[at], ("requests", "proxy", "output", *_TRANSFERS), factor)
+    hops[at] = _scaled_hop(hops[at], _TRANSFERS, factor)
     return replace(scenario, hops=tuple(hops))
 
 

@@ -19,15 +19,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "fixtures"), str(ROOT / "benchmarks")]
 
-from predictions import Case, closed_formula  # noqa: E402
+from predictions import Case, closed_formula
 
-from traceana.model.model import Model as Explained  # noqa: E402
-from traceana.pipeline import Options, load_model  # noqa: E402
-from traceana.simulate.changes import parse_words  # noqa: E402
-from traceana.simulate.predict import Predictor  # noqa: E402
-from tracegen import Load, Model, build_model  # noqa: E402
-from tracegen.sglang import simulate  # noqa: E402
-from tracegen.sidefiles import steady  # noqa: E402
+from traceana.model.model import Model as Explained
+from traceana.pipeline import Options, load_model
+from traceana.simulate.changes import parse_words
+from traceana.simulate.predict import Predictor
+from tracegen import Load, Model, build_model
+from tracegen.sglang import simulate
+from tracegen.sidefiles import steady
 
 
 def decode(*sizes: int) -> Load:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# CI tries the same examples every time; runs by hand look for new ones.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+# CI tries the same examples every time; runs by hand look for new ones. No example is timed: machines are shared.
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("by_hand", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "by_hand")
 
 ROOT = Path(__file__).resolve().parent.parent
 REAL = ROOT.parent / "shared" / "traces" / "real"

@@ -15,6 +15,7 @@ import click
 
 from traceana import __version__
 from traceana.errors import TraceanaError
+from traceana.outputs.words import plain_lines
 
 __all__ = ["GateError", "cli", "main"]
 
@@ -67,6 +68,7 @@ def run(argv: list[str]) -> int:
     """Run the command line and return its exit status."""
     try:
         result = cli.main(args=argv, prog_name="traceana", standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
@@ -76,21 +78,43 @@ def run(argv: list[str]) -> int:
         click.echo("traceana: interrupted", err=True)
         return 130
     except GateError as error:
-        click.echo(f"traceana: gate failed: {error}", err=True)
+        click.echo(f"traceana: gate failed: {plain_lines(str(error))}", err=True)
         return 3
     except BrokenPipeError:
-        # The reader of our output went away (`| head`); Python would complain again while closing stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # the reader of our output went away (`| head`)
         return 0
     except TraceanaError as error:
-        click.echo(f"traceana: error: {error}", err=True)
-        if error.hint:
-            click.echo(f"hint: {error.hint}", err=True)
-        if "--traceback" in argv:
-            traceback.print_exc()
-        return 1
+        return _fail(str(error), error.hint, argv)
     except MemoryError:
-        click.echo("traceana: error: out of memory", err=True)
-        click.echo("hint: give fewer ranks at a time with --ranks, or a machine with more memory", err=True)
-        return 1
+        return _fail("out of memory", "give fewer ranks at a time with --ranks, or a machine with more memory", argv)
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        return _fail(
+            f"{error.strerror or type(error).__name__}{where}", "check the disk, and who may write there", argv
+        )
+    except BaseException as error:
+        # polars raises its panics beside Exception; what else lies there (SystemExit) is none of ours.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        what = f"a bug in traceana ({type(error).__name__}: {error!s:.200})"
+        return _fail(what, "please report it, with what `traceana --traceback ...` shows", argv)
     return result if isinstance(result, int) else 0
+
+
+def _fail(what: str, hint: str | None, argv: Sequence[str]) -> int:
+    """Say what is wrong, and what to do; 1. Names in it come from files and may hold anything."""
+    click.echo(f"traceana: error: {plain_lines(what)}", err=True)
+    if hint:
+        click.echo(f"hint: {plain_lines(hint)}", err=True)
+    if "--traceback" in argv:
+        traceback.print_exc()
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        _drop_stdout()
+    return 1
+
+
+def _drop_stdout() -> None:
+    """Python would complain again while it closes a stdout that cannot be written to."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -14,6 +14,7 @@ from traceana.compare import Comparison, compare
 from traceana.compare.side import Side, measure_side
 from traceana.errors import TraceanaError
 from traceana.outputs.jsonfile import to_json, write_json
+from traceana.outputs.words import plain_lines
 from traceana.pipeline import Options, Progress, analyse
 
 __all__ = ["command"]
@@ -122,7 +123,7 @@ def _text(c: Comparison) -> str:
         lines += ["", f"What to change in the {title}:"]
         for text in side.findings[:FINDINGS] or ("nothing found",):
             lines += textwrap.wrap(text, 80, initial_indent="- ", subsequent_indent="  ")
-    return "\n".join(lines) + "\n"
+    return plain_lines("\n".join(lines)) + "\n"
 
 
 def _row(name: str, before: int, after: int) -> str:

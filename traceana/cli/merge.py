@@ -10,6 +10,7 @@ import click
 from traceana.cli.common import analysis_options, gate, make_options, progress
 from traceana.cli.report_files import write_merged
 from traceana.outputs.timeline import Args
+from traceana.outputs.words import plain_text
 from traceana.pipeline import analyse
 
 __all__ = ["command"]
@@ -44,5 +45,5 @@ def command(
 
         click.echo(to_json({"path": str(target), **stats}))
     else:
-        click.echo(f"Wrote {target}: {stats['slices']:,} slices, {stats['bytes']:,} bytes")
+        click.echo(f"Wrote {plain_text(str(target))}: {stats['slices']:,} slices, {stats['bytes']:,} bytes")
     gate(report.losses, strict)

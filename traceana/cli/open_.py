@@ -8,6 +8,7 @@ import click
 
 from traceana.errors import OutputError
 from traceana.outputs.open_ui import open_trace
+from traceana.outputs.words import plain_text
 
 __all__ = ["command"]
 
@@ -34,7 +35,7 @@ def command(path: Path, offline: bool | None, no_browser: bool, port: int, timeo
     The trace is served from this machine to this machine only, once, and never uploaded.
     """
     trace = _find(path)
-    click.echo(f"Trace: {trace}")
+    click.echo(f"Trace: {plain_text(str(trace))}")
     open_trace(trace, browser=not no_browser, offline=offline, port=port, timeout_s=timeout_s)
 
 

@@ -11,6 +11,7 @@ from traceana.cli.common import analysis_options, default_out, gate, make_option
 from traceana.cli.report_files import write_report
 from traceana.outputs.jsonfile import to_json
 from traceana.outputs.terminal import render_terminal
+from traceana.outputs.words import plain_lines, plain_text
 from traceana.pipeline import analyse
 
 __all__ = ["command"]
@@ -42,7 +43,7 @@ def command(
         if gap is not None:
             from traceana.outputs.gap_text import render_gap
 
-            click.echo(render_gap(report.model, report.document, gap))
+            click.echo(plain_lines(render_gap(report.model, report.document, gap)))
             return
         if as_json:
             click.echo(to_json(report.document))
@@ -51,7 +52,7 @@ def command(
     if not as_json:
         click.echo(render_terminal(report.document, width=_width(), color=use_color()), nl=False)
         for path in written:
-            click.echo(f"Wrote {path}")
+            click.echo(f"Wrote {plain_text(str(path))}")
     gate(report.losses, strict)
 
 

@@ -8,6 +8,7 @@ import click
 
 from traceana.cli.common import analysis_options, gate, make_options, progress
 from traceana.outputs.jsonfile import to_json
+from traceana.outputs.words import plain_lines
 from traceana.pipeline import collect_losses, load_model
 from traceana.simulate.changes import Change, parse_host, parse_link, parse_remove, parse_scale, parse_set
 from traceana.simulate.predict import Prediction, predict
@@ -77,4 +78,4 @@ def render(p: Prediction) -> str:
         f"calibration  {p.calibration}",
         *(f"extrapolated {note}" for note in p.extrapolations),
     ]
-    return "\n".join(lines)
+    return plain_lines("\n".join(lines))

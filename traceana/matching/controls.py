@@ -47,7 +47,7 @@ def control_endpoints(rank: RankTables, visits: pl.DataFrame, topology: Topology
     me = rank.info.rank
     if visits.height == 0 or me not in topology.stage or not topology.is_pipeline:
         return empty
-    own = rank.annotations.filter(pl.col("tid") == main_thread(rank))
+    own = rank.annotations.filter(pl.col("tid").eq_missing(main_thread(rank)))
     parts = [empty]
     sides = (("send", "gloo:send", _SEND_SPANS, "other", topology.next_rank.get(me)),
              ("recv", "gloo:recv", _RECV_SPANS, "proxy", topology.previous_rank.get(me)))  # fmt: skip

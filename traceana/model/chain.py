@@ -33,6 +33,7 @@ REASONS = (
 )  # fmt: skip
 _NO_CALL, _NO_PARTNER, _ACAUSAL, _BEFORE_TRACE, _ENDLESS = 1, 2, 3, 4, 5
 _MAX_ROUNDS = 100_000
+_MAX_STUCK = 1_000  # elements of one instant: impossible stamps can close a circle, in which no chain gets earlier
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +269,18 @@ class _Walker:
 
     def run(self) -> Links:
         """Walk until every chain has reached its gap's start."""
+        stuck, reached = np.zeros(self.time.size, dtype=np.int64), self.time + 1
         for _ in range(_MAX_ROUNDS):
             self.mode[(self.time <= self.begin)] = _DONE
             active = np.flatnonzero(self.mode != _DONE)
             if active.size == 0:
                 break
+            stuck[active] = np.where(self.time[active] < reached[active], 0, stuck[active] + 1)
+            reached[active] = self.time[active]
+            circling = active[stuck[active] > _MAX_STUCK]
+            if circling.size:
+                self.give_up(circling, self.index[circling], _ENDLESS)
+                continue
             mode = self.mode[active]
             for value, step in ((_DEVICE, self.device), (_INSIDE, self.inside), (_HOST, self.host)):
                 chains = active[mode == value]

@@ -273,7 +273,7 @@ def _lone_receives(trace: Trace, index: int, main: int) -> Intervals:
     me = rank.info.rank
     paired = trace.controls.filter(pl.col("dst") == me).get_column("recv_ts_ns")
     own = rank.annotations.filter(
-        (pl.col("name") == "gloo:recv") & (pl.col("tid") == main_thread(rank)) & pl.col("finished")
+        (pl.col("name") == "gloo:recv") & pl.col("tid").eq_missing(main_thread(rank)) & pl.col("finished")
     )
     lone = own.filter(~pl.col("ts_ns").is_in(paired.implode())) if main >= 0 else own.clear()
     return Intervals(lone.get_column("ts_ns").to_numpy(), lone.get_column("end_ns").to_numpy())

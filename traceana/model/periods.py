@@ -59,9 +59,9 @@ def visit_waits(model: Model, rank: int) -> pl.DataFrame:
     wait[commit] = np.where(held_commits(graph, rows[commit]), end[commit] - stop.before[rows[commit]], 0)
     at = np.where(commit, np.maximum(start, stop.before[rows]), start)
     begin = visits.get_column("ts_ns").to_numpy()
-    index = np.clip(np.searchsorted(begin, at, side="right") - 1, 0, max(begin.size - 1, 0))
     total = np.zeros(begin.size, dtype=np.int64)
-    np.add.at(total, index, wait)
+    if begin.size:  # a rank without a visit has no place for what its thread waited for
+        np.add.at(total, np.clip(np.searchsorted(begin, at, side="right") - 1, 0, begin.size - 1), wait)
     return visits.select(
         "visit", "slot", "complete", "mode", "batch_size", (pl.col("end_ns") - pl.col("ts_ns")).alias("visit_ns")
     ).with_columns(pl.Series("wait_ns", total)).with_columns(

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Results -> text and files. No arithmetic; every file is written whole or not at all."""

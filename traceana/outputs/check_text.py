@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from traceana.outputs.words import plain_text
+
 __all__ = ["render_check"]
+
+
+def _harmless(value: object) -> object:
+    """`value` with names that cannot act on a terminal."""
+    if isinstance(value, str):
+        return plain_text(value)
+    if isinstance(value, Mapping):
+        return {k: _harmless(v) for k, v in value.items()}
+    return [_harmless(v) for v in cast("Sequence[object]", value)] if isinstance(value, (list, tuple)) else value
 
 
 def _rows(document: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
@@ -26,6 +37,7 @@ def _us(value: object) -> str:
 
 def render_check(document: Mapping[str, object], *, width: int = 80, color: bool = False) -> str:
     """The document of `traceana check --json` as text of at most `width` columns."""
+    document = cast("Mapping[str, object]", _harmless(document))
     out = io.StringIO()
     console = Console(
         file=out, width=width, force_terminal=color, no_color=not color, highlight=False, legacy_windows=False

@@ -13,8 +13,10 @@ __all__ = ["to_json", "write_json"]
 
 
 def to_json(document: Mapping[str, object], *, indent: int | None = None) -> str:
-    """`document` as JSON text. NaN and infinities, which JSON has no word for, become null."""
-    return json.dumps(_plain(document), ensure_ascii=False, allow_nan=False, indent=indent, default=str)
+    """`document` as JSON text. NaN and infinities, which JSON has no word for, become null; halves of surrogate pairs,
+    which no encoding can hold, become JSON's escapes."""
+    text = json.dumps(_plain(document), ensure_ascii=False, allow_nan=False, indent=indent, default=str)
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def write_json(path: Path, document: Mapping[str, object]) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "label",
     "mapping",
     "number",
+    "plain_lines",
     "plain_text",
     "rank_name",
     "rows",
@@ -113,6 +114,11 @@ def plain_text(value: str) -> str:
     """`value` without what a terminal would act on: control characters become `\\x1b` and the like; the characters
     that reorder text, which can hide what a name says, become `\\u202e` and the like."""
     return "".join(c if _harmless(c) else c.encode("unicode_escape", "replace").decode("ascii") for c in value)
+
+
+def plain_lines(value: str) -> str:
+    """`plain_text` of a text of several lines, which stay lines."""
+    return "\n".join(map(plain_text, value.split("\n")))
 
 
 def _harmless(c: str) -> bool:

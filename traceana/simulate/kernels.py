@@ -108,7 +108,7 @@ def measure_kernels(model: Model, rank: int, visits: IntArray) -> Kernels:
             pl.Series("at", issued),
             pl.Series("inside", member >= 0),
         )
-        .filter((pl.col("row") >= 0) & ~message & (pl.col("call_tid") == main_thread(table)))
+        .filter((pl.col("row") >= 0) & ~message & pl.col("call_tid").eq_missing(main_thread(table)))
         .join(every.select(pl.col("visit").alias("at"), "run_ts_ns"), on="at", how="left", maintain_order="left")
         .with_columns(
             pl.col("call_ts_ns").filter(pl.col("graph") & pl.col("inside")).min().over("row").alias("graph_ts")

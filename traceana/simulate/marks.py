@@ -94,7 +94,9 @@ def _of_visits(visits: pl.DataFrame, times: pl.Series) -> pl.Series:
 def _points(model: Model, table: RankTables, every: pl.DataFrame, visits: pl.DataFrame) -> list[pl.DataFrame]:
     """Frames (visit, point, ...) with the time at which each visit passes each point."""
     rank = table.info.rank
-    own = table.annotations.filter(pl.col("tid") == main_thread(table)).with_columns(pl.col("name").cast(pl.String))
+    own = table.annotations.filter(pl.col("tid").eq_missing(main_thread(table))).with_columns(
+        pl.col("name").cast(pl.String)
+    )
     own = own.with_columns(_of_visits(every, own.get_column("ts_ns")))
     spans = own.group_by("visit", "name").agg(pl.col("ts_ns").min(), pl.col("end_ns").max())
 
@@ -164,7 +166,7 @@ def _sync(model: Model, table: RankTables, every: pl.DataFrame, spans: pl.DataFr
     position = model.trace.ranks.index(table.info.rank)
     stop = graph.stop
     calls = table.calls.filter(
-        (pl.col("tid") == main_thread(table)) & pl.col("name").cast(pl.String).str.contains("EventSynchronize")
+        pl.col("tid").eq_missing(main_thread(table)) & pl.col("name").cast(pl.String).str.contains("EventSynchronize")
     )
     calls = calls.select("ts_ns", "end_ns").with_columns(_of_visits(every, calls.get_column("ts_ns")))
     process = spans.filter(pl.col("name") == "process_batch_result").select(

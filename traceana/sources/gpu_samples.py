@@ -37,6 +37,11 @@ _COLUMNS: dict[str, tuple[tuple[str, float], ...]] = {
     ),
     "temperature_c": ((r"temp(erature)?(_c|\.gpu)?", 1),),
 }
+# What a GPU can show, in the schema's units: beyond it a value is a broken one.
+_POSSIBLE = {
+    "power_w": (0, 1e5), "power_limit_w": (0, 1e5), "utilisation": (0, 1), "sm_clock_mhz": (0, 1e5),
+    "memory_bytes": (0, 1 << 50), "temperature_c": (-273, 1e4),
+}  # fmt: skip
 _YEAR = r"^2[01]\d\d"  # the years that nanoseconds in 64 bits can hold
 _TIMES = (
     (r"(epoch|ts|time|timestamp)_ns", 1),
@@ -63,7 +68,8 @@ def read_gpu_samples(sidecar: Sidecar) -> tuple[pl.DataFrame, list[Loss]]:
         return schema.GPU_SAMPLES.empty(), [
             loss("gpu_samples_unusable", "warning", raw.height, f"{name}: the header names no time or no GPU")
         ]
-    frame = pl.DataFrame([time, *(_number(raw, hit).alias(column) for column, hit in picked.items() if hit)])
+    columns = (_possible(column, _number(raw, hit)).alias(column) for column, hit in picked.items() if hit)
+    frame = pl.DataFrame([time, *columns])
     good = frame.drop_nulls(["ts_ns", "gpu"]).with_columns(pl.col("gpu").cast(pl.Int32(), strict=False))
     good = good.drop_nulls("gpu").unique(["ts_ns", "gpu"], keep="first", maintain_order=True)
     if "memory_bytes" in good.columns:
@@ -78,7 +84,9 @@ def read_gpu_samples(sidecar: Sidecar) -> tuple[pl.DataFrame, list[Loss]]:
         if hit and column != "gpu"
     )
     if malformed > 0:
-        losses.append(loss("gpu_value_malformed", "warning", malformed, f"{name}: values that are no numbers"))
+        losses.append(
+            loss("gpu_value_malformed", "warning", malformed, f"{name}: values that are no numbers, or impossible")
+        )
     if good.height and (
         picked["power_limit_w"] is None or good.get_column("power_limit_w").null_count() == good.height
     ):
@@ -104,6 +112,11 @@ def _number(raw: pl.DataFrame, hit: tuple[str, float]) -> pl.Series:
         number = text.cast(pl.Float64(), strict=False)
     number = number.set(number.is_infinite() | number.is_nan(), None)
     return number * factor if factor >= 1 else number / (1 / factor)
+
+
+def _possible(column: str, values: pl.Series) -> pl.Series:
+    low, high = _POSSIBLE.get(column, (-1, 2**31))
+    return values.set(~values.is_between(low, high), None)
 
 
 def _time(headers: Mapping[str, str], raw: pl.DataFrame) -> pl.Series | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,10 @@ from traceana.sources.kineto_events import (
     Events,
     Lost,
 )
-from traceana.sources.losses import Loss, loss, losses_frame
+from traceana.sources.losses import Loss, Severity, loss, losses_frame
 from traceana.tables.capture import RankInfo, RankTables
 from traceana.tables.check import check_links, sound_events
+from traceana.tables.identity import check_facts
 from traceana.tables.messages import message_columns
 
 __all__ = ["build_rank", "epoch_base"]
@@ -38,23 +40,24 @@ _EXPECTED = {"phase s", "phase f", "phase t", "phase i", "phase I", "category Tr
 _RANGES = 3  # byte ranges a loss names
 
 
-def epoch_base(events: Events, base_ns: int) -> tuple[int, str | None]:
-    """What to add to the times of `events` to get epoch nanoseconds, and a note where that is not simply the base."""
+def epoch_base(events: Events, base_ns: int, rank: int) -> tuple[int, list[Loss]]:
+    """What to add to the times of `events` to get epoch nanoseconds, and a loss where that is not simply the base: a
+    warning where it leaves the rank without a place beside the others."""
     ts = events.columns["ts"]
     if ts.size and int(np.median(ts)) >= EPOCH_NS:
-        return 0, "times are epoch times already; the base was not added" if base_ns else None
+        note = "times are epoch times already; the base was not added"
+        return 0, [loss("base_time_not_added", "info", 1, note, rank)] if base_ns else []
     if not 0 <= base_ns <= MAX_BASE_NS:
-        return 0, f"the base time {base_ns} ns is impossible; it was not added"
-    return base_ns, None
+        note = f"the base time {base_ns} ns is impossible; it was not added"
+        return 0, [loss("base_time_not_added", "warning", 1, note, rank)]
+    return base_ns, []
 
 
 def build_rank(trace: RawTrace, info: RankInfo) -> RankTables:
     """The tables of `trace`: every frame as its schema says, sorted by start, longer first on ties; `losses` says what
     of the file is not in them and what in them does not fit together."""
-    base, note = epoch_base(trace.events, info.base_time_ns)
-    losses = file_losses(trace, info.rank)
-    if note:
-        losses.append(loss("base_time_not_added", "info", 1, note, info.rank))
+    base, unbased = epoch_base(trace.events, info.base_time_ns, info.rank)
+    losses = [*file_losses(trace, info.rank), *check_facts(trace.header, info.rank), *unbased]
     keep, dropped = sound_events(trace.events, info.rank)
     losses += dropped
     parts = _Parts(trace.events, keep, base)
@@ -150,9 +153,7 @@ def file_losses(trace: RawTrace, rank: int | None) -> list[Loss]:
         more = f" and {len(places) - _RANGES} more" if len(places) > _RANGES else ""
         detail = "; ".join(filter(None, [items[0].note, ", ".join(places[:_RANGES]) + more]))
         count = sum(i.count for i in items)
-        losses.append(
-            {"name": name, "severity": severity, "rank": rank, "count": count, "detail": f"{trace.path.name}: {detail}"}
-        )
+        losses.append(loss(name, cast("Severity", severity), count, f"{trace.path.name}: {detail}", rank))
     losses += _unused(trace.events.unused, rank)
     return losses
 

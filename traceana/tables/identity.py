@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -22,17 +22,18 @@ from traceana.sources.kineto_events import ANNOTATION, CALL, MEMSET, NULL, OP, I
 from traceana.sources.losses import Loss, loss
 from traceana.tables.capture import ProcessGroup, RankInfo
 
-__all__ = ["Claim", "FileName", "claim", "identify"]
+__all__ = ["Claim", "FileName", "check_facts", "claim", "identify", "listed_ranks"]
 
 _SGLANG = re.compile(
-    r"^(?P<id>.+?)-TP-(?P<tp>\d+)(?:-DP-(?P<dp>\d+))?(?:-PP-(?P<pp>\d+))?(?:-EP-(?P<ep>\d+))?"
+    r"^(?P<id>.+?)-TP-(?P<tp>\d{1,6})(?:-DP-(?P<dp>\d{1,6}))?(?:-PP-(?P<pp>\d{1,6}))?(?:-EP-(?P<ep>\d{1,6}))?"
     r"(?:-(?P<stage>EXTEND|DECODE|prefill|decode))?\.trace\.json(?:\.gz)?$"
 )
-_RANK = re.compile(r"(?<![a-z])rank[-_ ]?(\d+)", re.IGNORECASE)
-_WORKER = re.compile(r"(?:^|[_\-.])(dp|pp|tp|ep)(\d+)(?=[_\-.])")
+_RANK = re.compile(r"(?<![a-z])rank[-_ ]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_WORKER = re.compile(r"(?:^|[_\-.])(dp|pp|tp|ep)(\d{1,6})(?=[_\-.])")
 _TORCH = re.compile(r"^(?P<host>.+)_(?P<pid>\d+)\.\d+(?:\.\d+)?\.pt\.trace\.json(?:\.gz)?$")
-_PROCESS = re.compile(r"(?:^|[_:\s])(TP|PP|DP|EP)(\d+)")
+_PROCESS = re.compile(r"(?:^|[_:\s])(TP|PP|DP|EP)(\d{1,6})(?!\d)")
 _LISTED = 8
+_MOST_RANKS = 1_000_000  # of one job; a larger number is no rank, and lists of what is missing must stay short
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +107,32 @@ def claim(trace: RawTrace) -> Claim:
         "kineto_schema": header.get("schemaVersion"),
     }
     return Claim(
-        rank=_count(dist.get("rank")),
-        world_size=_count(dist.get("world_size")),
+        rank=_rank(dist.get("rank")),
+        world_size=_rank(dist.get("world_size")),
         pid=pid,
         device=_device(trace),
         process_name=str(process) if process else None,
-        base_time_ns=base if isinstance(base := header.get("baseTimeNanoseconds"), int) else 0,
+        base_time_ns=_base(header.get("baseTimeNanoseconds")) or 0,
         groups=_groups(dist.get("pg_config")),
         versions={key: str(value) for key, value in versions.items() if value is not None},
     )
+
+
+def check_facts(header: Mapping[str, Any], rank: int) -> list[Loss]:
+    """Facts beside the events that no profiler writes; what they would have said counts as unknown."""
+    dist = _mapping(header.get("distributedInfo"))
+    read: dict[str, tuple[object, Callable[[object], object]]] = {
+        "distributedInfo": (header.get("distributedInfo"), lambda value: value if isinstance(value, dict) else None),
+        "rank": (dist.get("rank"), _rank),
+        "world_size": (dist.get("world_size"), _rank),
+        "baseTimeNanoseconds": (header.get("baseTimeNanoseconds"), _base),
+    }
+    wrong = [
+        f"{key} is {value!r:.40}" for key, (value, sound) in read.items() if value is not None and sound(value) is None
+    ]
+    if not wrong:
+        return []
+    return [loss("header_fact_impossible", "warning", len(wrong), f"taken as unknown: {', '.join(wrong)}", rank)]
 
 
 def identify(
@@ -127,15 +145,15 @@ def identify(
     """
     names = [FileName.of(path.name) for path, _ in files]
     _one_capture(files, names)
-    listed = _listed(manifest)
+    listed = listed_ranks(manifest)
     size = max((name.parts["tp"] + 1 for name in names if name.capture), default=1)
     ranks: list[tuple[int | None, str]] = []
     for (path, said), name in zip(files, names, strict=True):
         by_name = name.rank
         if name.capture:
-            by_name = name.parts["pp"] * size + name.parts["tp"]
+            by_name = _rank(name.parts["pp"] * size + name.parts["tp"])
         entry = listed.get(path.name, {})
-        in_list = _count(entry.get("rank"))
+        in_list = _rank(entry.get("rank"))
         if in_list is not None and said.rank is not None and in_list != said.rank:
             _contradict(path, f"the manifest says rank {in_list}, the content rank {said.rank}")
         if said.rank is not None:
@@ -168,7 +186,7 @@ def _info(path: Path, said: Claim, name: FileName, rank: int, source: str, entry
         for source in (name.parts, process, by_group):
             if key in source:
                 return source[key]
-        return _count(entry.get(key))
+        return _rank(entry.get(key))
 
     host = entry.get("host")
     return RankInfo(
@@ -273,7 +291,7 @@ def _doubts(infos: Sequence[RankInfo]) -> list[Loss]:
     return losses
 
 
-def _listed(manifest: Mapping[str, object] | None) -> dict[str, Mapping[str, object]]:
+def listed_ranks(manifest: Mapping[str, object] | None) -> dict[str, Mapping[str, object]]:
     """The manifest's ranks by file name; folders in its paths are not followed."""
     ranks = (manifest or {}).get("ranks")
     rows = cast("list[object]", ranks) if isinstance(ranks, list) else []
@@ -309,7 +327,7 @@ def _groups(config: object) -> tuple[ProcessGroup, ...]:
     for row in cast("list[object]", config) if isinstance(config, list) else []:
         entry = _mapping(row)
         ranks = entry.get("ranks")
-        members = [_count(r) for r in cast("list[object]", ranks)] if isinstance(ranks, list) else []
+        members = [_rank(r) for r in cast("list[object]", ranks)] if isinstance(ranks, list) else []
         groups.append(
             ProcessGroup(
                 name=str(entry.get("pg_name", "")),
@@ -333,7 +351,16 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
 
 
+def _rank(value: object) -> int | None:
+    number = _count(value)
+    return number if number is not None and number < _MOST_RANKS else None
+
+
+def _base(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**30 else None
+
+
 def _count(value: object) -> int | None:
-    if isinstance(value, str) and value.isdecimal():
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62 else None

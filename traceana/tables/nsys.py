@@ -233,7 +233,10 @@ def _pairs(device: pl.DataFrame, losses: list[Loss]) -> list[_Pair]:
 
 def _infos(export: NsysExport, pairs: Sequence[_Pair]) -> list[RankInfo]:
     names = [export.processes.get(p.process, (None, ""))[1] for p in pairs]
-    places = [tuple(int(m[1]) if (m := re.search(rf"{tag}(\d+)", n)) else None for tag in ("PP", "TP")) for n in names]
+    places = [
+        tuple(int(m[1]) if (m := re.search(rf"{tag}(\d{{1,4}})(?!\d)", n)) else None for tag in ("PP", "TP"))
+        for n in names
+    ]
     tp_size = 1 + max((tp or 0 for _, tp in places), default=0)
     told = [None if pp is None and tp is None else (pp or 0) * tp_size + (tp or 0) for pp, tp in places]
     by_name = None not in told and len(set(told)) == len(told)

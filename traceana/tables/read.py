@@ -6,12 +6,11 @@ down.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +31,7 @@ from traceana.sources.storage import Remote
 from traceana.tables.build import build_rank
 from traceana.tables.capture import CaptureTables, RankInfo, RankTables, ServerFacts
 from traceana.tables.identity import Claim, claim, identify
+from traceana.tables.listed import read_listed
 from traceana.tables.store import Store, cache_folder, table_bytes, trace_key
 from traceana.tables.stored import Kept
 
@@ -39,9 +39,6 @@ __all__ = ["Memory", "Progress", "RankRead", "read_capture", "read_rank"]
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is; from one thread at a time."""
-
-MANIFEST = "manifest.json"
-
 
 _IN_MEMORY_BYTES = 256 << 20  # of tables; ranks beyond it stay in the store and are read from there
 
@@ -105,7 +102,8 @@ def read_capture(
         if listing.exports:
             what = "nsys exports beside traces are not read"
             losses.append(loss("nsys_left_out", "info", len(listing.exports), what))
-        manifest = _manifest(listing, losses)
+        manifest, more = read_listed(listing)
+        losses += more
         place = cache_folder()
         run = f"run-{uuid4().hex}"
         store = Store(place if cache else place / run if isinstance(place, Path) else f"{place.rstrip('/')}/{run}")
@@ -210,12 +208,19 @@ def read_rank(
 def _read(
     here: Path, path: Path, store: Store, limits: Limits, cache: bool, chunks: Executor | None, memory: Memory | None
 ) -> RankRead:
+    before = _signature(here)
     key = trace_key(here) if cache else uuid4().hex
     found = store.load(key) if cache else None
     if found is None:
         trace = read_kineto(here, limits=limits, pool=chunks)
         said = claim(trace)
         tables = build_rank(trace, said.info(path))
+        if _signature(here) != before:
+            # The key may be that of other bytes: what is stored under it would be wrong for ever.
+            key, cache = uuid4().hex, False
+            detail = f"{path.name} was written to while it was read; run again once the profiler is done"
+            lost = losses_frame([loss("file_changed_while_read", "warning", 1, detail, tables.info.rank)])
+            tables = tables.of(tables.info, pl.concat([tables.losses, lost]))
         stored = cache and store.save(key, tables, said)
     else:
         (tables, said), stored = found, True
@@ -224,6 +229,11 @@ def _read(
     if stored or store.save(key, tables, said):
         return RankRead(path, None, said, key=key)
     return RankRead(path, tables, said, cached=not cache)
+
+
+def _signature(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _of_rank(tables: RankTables, info: RankInfo) -> RankTables:
@@ -262,18 +272,6 @@ def _asked(tables: Sequence[RankTables], ranks: Sequence[int] | None, listing: L
             hint=f"there are ranks {', '.join(map(str, have))}",
         )
     return tuple(t for t in tables if t.info.rank in set(ranks))
-
-
-def _manifest(listing: Listing, losses: list[Loss]) -> Mapping[str, object] | None:
-    path = next((p for p in listing.beside if p.name == MANIFEST and p.parent == listing.root), None)
-    if path is None:
-        return None
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        losses.append(loss("manifest_broken", "warning", 1, f"{path.name} is not valid JSON ({error!s:.80})"))
-        return None
-    return cast("Mapping[str, object]", found) if isinstance(found, dict) else None
 
 
 def _exports(listing: Listing, ranks: Sequence[int] | None, losses: list[Loss]) -> CaptureTables:

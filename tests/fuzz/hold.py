@@ -57,7 +57,7 @@ def _require(true: bool, what: str) -> None:
 
 
 def _read(folder: Path) -> None:
-    capture = read_capture(folder, cache=False, limits=_LIMITS, workers=1)
+    capture = read_capture(folder, cache=False, limits=_LIMITS)
     for rank in capture.ranks:
         for name in ("device", "calls", "annotations", "gpu_annotations", "ops", "overheads"):
             frame: pl.DataFrame = getattr(rank, name)

@@ -93,7 +93,7 @@ def claim(trace: RawTrace) -> Claim:
     names = {
         m.get("pid"): _mapping(m.get("args")).get("name")
         for m in trace.events.metadata
-        if m.get("name") == "process_name"
+        if m.get("name") == "process_name" and isinstance(m.get("pid"), (int, str))
     }
     process = names.get(pid)
     header = trace.header

@@ -217,10 +217,9 @@ def _read(
         tables = build_rank(trace, said.info(path))
         if _signature(here) != before:
             # The key may be that of other bytes: what is stored under it would be wrong for ever.
-            key, cache = uuid4().hex, False
             detail = f"{path.name} was written to while it was read; run again once the profiler is done"
             lost = losses_frame([loss("file_changed_while_read", "warning", 1, detail, tables.info.rank)])
-            tables = tables.of(tables.info, pl.concat([tables.losses, lost]))
+            return RankRead(path, tables.of(tables.info, pl.concat([tables.losses, lost])), said)
         stored = cache and store.save(key, tables, said)
     else:
         (tables, said), stored = found, True

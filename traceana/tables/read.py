@@ -102,8 +102,8 @@ def read_capture(
         if listing.exports:
             what = "nsys exports beside traces are not read"
             losses.append(loss("nsys_left_out", "info", len(listing.exports), what))
-        manifest, more = read_listed(listing)
-        losses += more
+        manifest, doubtful = read_listed(listing)
+        losses += doubtful
         place = cache_folder()
         run = f"run-{uuid4().hex}"
         store = Store(place if cache else place / run if isinstance(place, Path) else f"{place.rstrip('/')}/{run}")

@@ -7,13 +7,16 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-import polars as pl
 
 from traceana.cli import GateError
-from traceana.pipeline import Options, Progress, parse_window
+
+if TYPE_CHECKING:  # loaded where they are needed: an answer that was kept needs none of them
+    import polars as pl
+
+    from traceana.pipeline import Options, Progress
 
 __all__ = ["analysis_options", "default_out", "gate", "make_options", "parse_ranks", "progress", "use_color"]
 
@@ -42,7 +45,7 @@ def analysis_options(function: F) -> F:
             "--window", metavar="START..END", help="Only this part of the common window: ns, or like 12ms..40ms."
         ),
         click.option("--assume", metavar="CLOCK", help="Clock prior: same-host, ntp:MICROSECONDS or none."),
-        click.option("--no-cache", is_flag=True, help="Parse the traces again, and keep no parsed tables."),
+        click.option("--no-cache", is_flag=True, help="Compute everything again, and keep nothing of it."),
         click.option("--strict", is_flag=True, help="Exit 3 if anything was lost (warning or error)."),
         click.option("-v", "--verbose", count=True, help="Say what is being done."),
     )
@@ -53,6 +56,8 @@ def analysis_options(function: F) -> F:
 
 def make_options(ranks: str | None, window: str | None, assume: str | None, no_cache: bool) -> Options:
     """The options of an analysis from the command line's words."""
+    from traceana.pipeline import Options, parse_window
+
     return Options(
         ranks=parse_ranks(ranks) if ranks else None,
         window=parse_window(window) if window else None,
@@ -83,7 +88,7 @@ def use_color() -> bool:
 
 def gate(losses: pl.DataFrame, strict: bool) -> None:
     """Raise GateError where --strict is set and something was lost."""
-    lost = losses.filter(pl.col("severity").is_in(["warning", "error"]))
+    lost = losses.filter(losses.get_column("severity").is_in(["warning", "error"]))
     if strict and lost.height:
         names = ", ".join(lost.get_column("name").unique(maintain_order=True).head(4).to_list())
         raise GateError(f"{lost.height} losses of severity warning or error: {names}")

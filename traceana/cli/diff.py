@@ -33,7 +33,7 @@ _GATE = re.compile(r"^\s*([a-z_0-9]+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*$")
     "--fail-on", "gates", multiple=True, metavar="GATE", help="Exit 3 if it holds, for instance 'throughput<-3%'."
 )
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the JSON document to this file too.")
-@click.option("--no-cache", is_flag=True, help="Parse the traces again, and keep no parsed tables.")
+@click.option("--no-cache", is_flag=True, help="Compute everything again, and keep nothing of it.")
 @click.option("-v", "--verbose", count=True, help="Say what is being done.")
 def command(
     baseline: str,

@@ -11,12 +11,10 @@ from traceana.errors import SourceError
 from traceana.sources.kineto import is_kineto
 from traceana.sources.limits import Limits
 from traceana.sources.losses import Loss, loss
+from traceana.sources.places import OTHER_FOLDERS, TRACE_FOLDERS
 from traceana.sources.sidecar import is_sqlite
 
-__all__ = ["OTHER_FOLDERS", "TRACE_FOLDERS", "Listing", "list_files", "list_folder"]
-
-TRACE_FOLDERS = ("", "trace", "ranks")
-OTHER_FOLDERS = ("server", "nsys")
+__all__ = ["Listing", "list_files", "list_folder"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from traceana.errors import SourceError
-from traceana.sources.folder import OTHER_FOLDERS, TRACE_FOLDERS, Listing, list_files, list_folder
+from traceana.sources.folder import Listing, list_files, list_folder
 from traceana.sources.kineto import is_kineto
 from traceana.sources.limits import Limits
+from traceana.sources.places import OTHER_FOLDERS, TRACE_FOLDERS
 from traceana.sources.storage import Remote
 
 __all__ = ["stage"]

@@ -13,7 +13,6 @@ import io
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -24,7 +23,8 @@ import polars as pl
 
 from traceana import __version__, schema
 from traceana.errors import SchemaError, SourceError, TraceanaError
-from traceana.sources.storage import Remote, is_url
+from traceana.sources.places import cache_folder, code_stamp
+from traceana.sources.storage import Remote
 from traceana.tables.capture import ProcessGroup, RankTables
 from traceana.tables.identity import Claim
 from traceana.tables.stored import Kept, StoredTables
@@ -45,21 +45,10 @@ _BLOCK = 1 << 20
 _UNSOUND = (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError, SchemaError)
 
 
-def cache_folder() -> Path | str:
-    """Where this user's cache lies: TRACEANA_CACHE_DIR (a folder, or the URL of one), or the platform's place."""
-    if own := os.environ.get("TRACEANA_CACHE_DIR"):
-        return own if is_url(own) else Path(own)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "traceana" / "cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "traceana"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "traceana"
-
-
 def trace_key(path: Path) -> str:
     """The key of the trace at `path`: its bytes, the shape of the tables, and who made them. Raises OSError."""
     digest = hashlib.blake2b(digest_size=20)
-    digest.update(f"{_FORMAT} {__version__} {_shape()}".encode())
+    digest.update(f"{_FORMAT} {__version__} {_code()} {_shape()}".encode())
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
@@ -190,6 +179,11 @@ def _write(frame: pl.DataFrame, to: Path | io.BytesIO) -> None:
 
 def _entry(key: str) -> str:
     return f"{key[:2]}/{key[2:]}"
+
+
+def _code() -> str:
+    """What makes the tables of a trace."""
+    return code_stamp("sources", "tables", "schema.py", "arrays.py")
 
 
 def _shape() -> str:

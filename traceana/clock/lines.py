@@ -114,11 +114,19 @@ def fit(c: Constraints, times: tuple[int, int, int], ties: Ties) -> tuple[Fit, B
         wish = _clamp(bounds, wish, main & ties.gpus)
     wish = np.where(main, potentials(bounds.pattern, bounds.w, wish, main), wish)
     theta = potentials(bounds.pattern, bounds.w, _clamp(bounds, wish, main))
+    theta = _followed(c, bounds, theta, ties)
     theta -= theta[c.root]
     best = _straight(c, Fit(window, theta, np.zeros(c.nodes, dtype=np.int64)), ties)
     if best.worst and hi > lo:
         best = _bend(c, best)
     return best, bounds
+
+
+def _followed(c: Constraints, bounds: Bounds, theta: IntArray, ties: Ties) -> IntArray:
+    """The same GPU clocks, with the CPU of each rank as near to its GPU as may be: one conversion makes both stamps, so
+    the CPU goes where messages have moved the GPU."""
+    follows = (theta + c.crude)[ties.rates] - c.crude
+    return potentials(bounds.pattern, bounds.w, _clamp(bounds, follows, ties.gpus))
 
 
 def _straight(c: Constraints, flat: Fit, ties: Ties) -> Fit:
@@ -129,10 +137,10 @@ def _straight(c: Constraints, flat: Fit, ties: Ties) -> Fit:
     if best.worst == 0 or w.hi == w.lo:
         return best
     trials: list[Callable[[], tuple[IntArray | None, IntArray | None]]] = [
-        lambda: (_offsets_for(c, flat.theta, flat.slope, w), flat.slope),
+        lambda: (_offsets_for(c, flat.theta, flat.slope, w, ties), flat.slope),
         lambda: (flat.theta, _rates_for(c, flat.theta, _middle_rates(c, w, ties), ties.rates, w)),
-        lambda: (_offsets_for(c, flat.theta, _middle_rates(c, w, ties), w), _middle_rates(c, w, ties)),
-        lambda: _searched(c, flat.theta, _middle_rates(c, w, ties), ties.rates, w),
+        lambda: (_offsets_for(c, flat.theta, _middle_rates(c, w, ties), w, ties), _middle_rates(c, w, ties)),
+        lambda: _searched(c, flat.theta, _middle_rates(c, w, ties), ties, w),
     ]
     for trial in trials:
         theta, slope = trial()
@@ -149,12 +157,12 @@ def _checked(c: Constraints, line: Fit) -> Fit:
     return replace(line, worst=max(broken, 0))
 
 
-def _offsets_for(c: Constraints, theta: IntArray, slope: IntArray, w: Window) -> IntArray | None:
+def _offsets_for(c: Constraints, theta: IntArray, slope: IntArray, w: Window, ties: Ties) -> IntArray | None:
     """Offsets near `theta` that keep all bounds at these rates, if there are any."""
     weights = matrix(edges_along(c, slope, w.mid, (w.lo, w.hi)))
     if not close(c.pattern, weights):
         return None
-    moved = potentials(c.pattern, weights, theta)
+    moved = _followed(c, Bounds(c.pattern, weights), potentials(c.pattern, weights, theta), ties)
     moved -= moved[c.root]
     return moved
 
@@ -193,7 +201,7 @@ def _middle_rates(c: Constraints, w: Window, ties: Ties) -> IntArray:
 
 
 def _searched(
-    c: Constraints, theta: IntArray, slope: IntArray, same: IntArray, w: Window
+    c: Constraints, theta: IntArray, slope: IntArray, ties: Ties, w: Window
 ) -> tuple[IntArray | None, IntArray | None]:
     """Offsets near `theta` and rates that keep all bounds, found from `slope` by the relaxation method: as long as the
     rates leave cycles of bounds that cannot hold together, move the rates across each cycle's limit. The offsets drop
@@ -203,12 +211,12 @@ def _searched(
         edges = edges_along(c, slope, w.mid, (w.lo, w.hi))
         cycles = negative_cycles(edges)
         if not cycles:
-            return _offsets_for(c, theta, slope, w), slope
+            return _offsets_for(c, theta, slope, w, ties), slope
         touched: set[int] = set()
         for cycle in cycles:
             pull: dict[int, int] = {}
             for one, other, since in _since(c, edges, cycle, slope, w):
-                a, b = int(same[one]), int(same[other])
+                a, b = int(ties.rates[one]), int(ties.rates[other])
                 pull[b] = pull.get(b, 0) + since
                 pull[a] = pull.get(a, 0) - since
             norm = sum(g * g for g in pull.values())
@@ -221,7 +229,7 @@ def _searched(
             over = -int(edges.w[cycle].sum()) * 3 // 2 + 1
             for node, g in pull.items():
                 slope[node] -= over * g * PPB // norm
-        slope = slope[same]
+        slope = slope[ties.rates]
     return None, None
 
 

@@ -212,8 +212,8 @@ def _disagreement(base: _Pieces, other: _Pieces, ranks: int) -> list[Intervals]:
 def blame(trace: Trace, states: Mapping[int, DeviceStates]) -> Blame:
     """The attribution of every bubble of `trace`.
 
-    Every rank's clock is moved to either end of its uncertainty, one at a time; nanoseconds whose cause or root is not
-    the same under all of them are `ambiguous`.
+    The clocks are moved within their uncertainty (`_other_clocks`); nanoseconds whose cause or root is not the same
+    under all of them are `ambiguous`.
     """
     blamer = _Blamer(trace, states)
     n = len(trace.ranks)
@@ -223,17 +223,11 @@ def blame(trace: Trace, states: Mapping[int, DeviceStates]) -> Blame:
     tallies = [_tally(base, n)]
     open_chains = _clock_bound(links, blamer.graph, blamer.head)
     settled = _tally(base.take(~np.isin(base.gap, open_chains)), n)
-    for i, r in enumerate(trace.ranks):
-        u = trace.uncertainty_ns.get(r)
-        if not u or open_chains.size == 0:
-            continue
-        for sign in (-1, 1):
-            shift = zero.copy()
-            shift[i] = sign * u
-            moved, _ = blamer.pieces(shift, open_chains)
-            tallies.append(settled + _tally(moved, n))
-            for k, spans in enumerate(_disagreement(base, moved, n)):
-                doubt[k].append(spans)
+    for shift in _other_clocks(trace) if open_chains.size else ():
+        moved, _ = blamer.pieces(shift, open_chains)
+        tallies.append(settled + _tally(moved, n))
+        for k, spans in enumerate(_disagreement(base, moved, n)):
+            doubt[k].append(spans)
     if len(tallies) > 1:
         base = _mark_ambiguous(base, doubt)
     base = _split_forwards(base, trace, blamer.graph)
@@ -245,6 +239,17 @@ def blame(trace: Trace, states: Mapping[int, DeviceStates]) -> Blame:
         tuple(int(x) for x in blamer.first[:-1]),
         tuple(blamer.phases),
     )
+
+
+def _other_clocks(trace: Trace) -> list[IntArray]:
+    """Shifts of the ranks' clocks within their uncertainty: each rank's alone to either end and halfway there, every
+    other one's against the rest, and those of two neighbours away from each other and towards each other."""
+    u = np.array([trace.uncertainty_ns.get(r) or 0 for r in trace.ranks], dtype=np.int64)
+    alone = np.eye(u.size, dtype=np.int64)
+    ways = [*alone, alone[::2].sum(axis=0) - alone[1::2].sum(axis=0), *(alone[:-1] - alone[1:])]
+    halves = [row * u // 2 for row in (*alone, *-alone)]
+    shifts = [*(row * u for way in ways for row in (-way, way)), *halves]
+    return [np.array(x) for x in {tuple(s.tolist()): None for s in shifts} if any(x)]
 
 
 def _clock_bound(links: Links, graph: Graph, head: IntArray) -> IntArray:

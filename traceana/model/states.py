@@ -73,7 +73,7 @@ def device_states(rank: RankTables, trace: Trace) -> DeviceStates:
     )
     compute = near.filter(~pl.col("communication")).select("ts_ns", "end_ns", "stream", "kernel_class")
     parts = message_parts(trace.messages, trace.uncertainty_ns).filter(pl.col("rank") == me)
-    gathered = collective_parts(trace.collectives).filter(pl.col("rank") == me)
+    gathered = collective_parts(trace.collectives, trace.uncertainty_ns).filter(pl.col("rank") == me)
     p2p = near.filter(pl.col("collective").cast(pl.String).is_in(["send", "recv"]).fill_null(False))
     lone = p2p.join(parts.select("row"), on="row", how="anti")
     other = near.filter(pl.col("communication")).join(p2p.select("row"), on="row", how="anti")
@@ -83,36 +83,32 @@ def device_states(rank: RankTables, trace: Trace) -> DeviceStates:
     if trace.topology.is_pipeline:
         silent = text.str.contains("SendRecv") & pl.col("collective").is_null()
         mute, other = other.filter(silent), other.filter(~silent)
-    matched = other.join(gathered.select("row", "transfer_ns"), on="row", how="inner")
+    matched = other.join(gathered.select("row", "sure_ns"), on="row", how="inner")
     alone = other.join(gathered.select("row"), on="row", how="anti").with_columns(
-        (pl.col("end_ns") - pl.col("ts_ns")).alias("transfer_ns")
+        (pl.col("end_ns") - pl.col("ts_ns")).alias("sure_ns")
     )
     # An unmatched collective's wait cannot be told from its transfer: it counts as busy as a whole, and is said to.
     moving = pl.concat([matched, alone], how="diagonal").select(
-        (pl.col("end_ns") - pl.col("transfer_ns")).alias("ts_ns"),
+        (pl.col("end_ns") - pl.col("sure_ns")).alias("ts_ns"),
         "end_ns",
         "stream",
         pl.lit("collective").alias("kernel_class"),
     )
     busy = _owned(pl.concat([compute, moving]))
     busy_set = union(busy.get_column("ts_ns").to_numpy(), busy.get_column("end_ns").to_numpy())
-    end = parts.get_column("end_ns").to_numpy()
-    moved = parts.get_column("transfer_ns").to_numpy()
-    doubt = parts.get_column("ambiguous_ns").to_numpy()
+    end, moved = parts.get_column("end_ns").to_numpy(), parts.get_column("sure_ns").to_numpy()
     window = Intervals(np.array([lo], dtype=np.int64), np.array([hi], dtype=np.int64))
     transfer = intersect(subtract(union(end - moved, end), busy_set), window)
     bubbles = subtract(subtract(window, busy_set), transfer)
-    # What the two splits place differently lies just before the part that both call transfer.
-    doubtful = intersect(union(end - moved - doubt, end - moved), bubbles)
+    doubtful = intersect(_doubt(parts, gathered), bubbles)
     silent_set = subtract(intersect(_spans(mute), bubbles), doubtful)
     lone_set = subtract(subtract(intersect(_spans(lone), bubbles), doubtful), silent_set)
-    late = (
-        gathered.filter(pl.col("transfer_ns") < pl.col("end_ns") - pl.col("ts_ns"))
-        .filter(pl.col("last_rank") != me)
-        .select(
-            "ts_ns", (pl.col("end_ns") - pl.col("transfer_ns")).alias("end_ns"), pl.lit("collective_late").alias("cause"),
-            pl.col("last_rank").cast(pl.Int32).alias("root_rank"), pl.lit("in-stage collective").alias("detail"),
-        )
+    waited = pl.col("end_ns") - pl.col("sure_ns") - pl.col("ambiguous_ns")
+    who = pl.col("last_rank")
+    late = gathered.filter((waited > pl.col("ts_ns")) & who.ne_missing(me)).select(
+        "ts_ns", waited.alias("end_ns"), pl.when(who.is_null()).then(pl.lit("ambiguous")).otherwise(pl.lit("collective_late")).alias("cause"),
+        who.cast(pl.Int32).alias("root_rank"),
+        pl.when(who.is_null()).then(pl.lit("who comes last: the clocks cannot tell")).otherwise(pl.lit("in-stage collective")).alias("detail"),
     )  # fmt: skip
     taken = union(
         np.concatenate([doubtful.start, silent_set.start, lone_set.start]),
@@ -155,6 +151,13 @@ def device_states(rank: RankTables, trace: Trace) -> DeviceStates:
                        "detail": "collective kernels not matched over their ranks: waiting and transfer count as busy together"})  # fmt: skip
     table = schema.LOSSES.frame(losses) if losses else schema.LOSSES.empty()
     return DeviceStates(me, schema.STATES.frame(rows), bubbles, labels, resident.total, table)
+
+
+def _doubt(*parts: pl.DataFrame) -> Intervals:
+    """What the clocks cannot place: it lies just before the part of each kernel that surely moves data."""
+    stop = [p.select(pl.col("end_ns") - pl.col("sure_ns")).to_series().to_numpy() for p in parts]
+    start = [e - p.get_column("ambiguous_ns").to_numpy() for e, p in zip(stop, parts, strict=True)]
+    return union(np.concatenate(start), np.concatenate(stop))
 
 
 def _set_rows(spans: Intervals, state: str) -> pl.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,6 +60,18 @@ class _Pieces:
         return _Pieces(**columns)
 
 
+def _joined(parts: Sequence[_Pieces]) -> _Pieces:
+    if len(parts) == 1:
+        return parts[0]
+    return _Pieces(*(np.concatenate([getattr(p, f) for p in parts]) for f in _Pieces.__slots__))
+
+
+def _in_order(parts: Sequence[_Pieces]) -> _Pieces:
+    """All pieces by rank and time."""
+    every = _joined(parts)
+    return every.take(np.lexsort((every.lo, every.rank)))
+
+
 class _Blamer:
     def __init__(self, trace: Trace, states: Mapping[int, DeviceStates]) -> None:
         self.trace = trace
@@ -102,7 +114,7 @@ class _Blamer:
             phase=np.full(links.chain.size, -1, dtype=np.int64),
         )  # fmt: skip
         host = base.element == THREAD
-        parts.append(base.take(np.flatnonzero(~host)))
+        parts.append(base.take(np.flatnonzero(~host)) if host.any() else base)
         thread_rank = np.append(graph.thread_rank, -1)[np.where(host, base.ref, -1)]
         for i, phases in enumerate(self.phases):
             rows = np.flatnonzero(host & (thread_rank == i))
@@ -133,9 +145,9 @@ class _Blamer:
                     root=np.full(rest.size, -1),
                 )
             )
-        every = _Pieces(*(np.concatenate([getattr(p, f) for p in parts]) for f in _Pieces.__slots__))
+        every = _joined(parts)
         back = shift[every.rank]
-        every = every.take(np.arange(back.size), lo=every.lo - back, hi=every.hi - back)
+        every = replace(every, lo=every.lo - back, hi=every.hi - back)
         return self._in_bubbles(every, whole=chains is None), links
 
     def _in_bubbles(self, every: _Pieces, *, whole: bool) -> _Pieces:
@@ -173,8 +185,7 @@ class _Blamer:
                         element=np.full(label.start.size, -2),
                     )
                 )
-        done = _Pieces(*(np.concatenate([getattr(p, f) for p in out]) for f in _Pieces.__slots__))
-        return done.take(np.lexsort((done.lo, done.rank)))
+        return _in_order(out)
 
     def _plain(self, rank: int, spans: Intervals, cause: int | IntArray) -> _Pieces:
         n = spans.start.size
@@ -298,8 +309,7 @@ def _mark_ambiguous(base: _Pieces, doubt: list[list[Intervals]]) -> _Pieces:
                 element=np.where(base.cause[rows[a]] == CODE["ambiguous"], base.element[rows[a]], -3),
             )
         )  # fmt: skip
-    done = _Pieces(*(np.concatenate([getattr(p, f) for p in out]) for f in _Pieces.__slots__))
-    return done.take(np.lexsort((done.lo, done.rank)))
+    return _in_order(out)
 
 
 _PARTS = ("serial", "structural", "workload")
@@ -335,8 +345,7 @@ def _split_forwards(p: _Pieces, trace: Trace, graph: Graph) -> _Pieces:
         lo, hi = np.maximum(p.lo[rows], cuts[part]), np.minimum(p.hi[rows], cuts[part + 1])
         some = hi > lo
         out.append(p.take(rows[some], lo=lo[some], hi=hi[some], phase=np.full(int(some.sum()), part)))
-    done = _Pieces(*(np.concatenate([getattr(q, name) for q in out]) for name in _Pieces.__slots__))
-    return done.take(np.lexsort((done.lo, done.rank)))
+    return _in_order(out)
 
 
 def _empty_slot_reason(trace: Trace) -> str:
@@ -356,44 +365,45 @@ def _frame(blamer: _Blamer, p: _Pieces) -> pl.DataFrame:
     """Pieces as ATTRIBUTION rows; details in words."""
     trace, graph = blamer.trace, blamer.graph
     n = p.lo.size
-    detail = np.full(n, None, dtype=object)
+    texts: list[str | None] = [None]
+    detail = np.zeros(n, dtype=np.int64)  # which of the texts
+
+    def say(rows: np.ndarray, words: Sequence[str | None], which: IntArray | int) -> None:
+        detail[rows] = len(texts) + which
+        texts.extend(words)
+
     for i, phases in enumerate(blamer.phases):
         rows = np.flatnonzero((p.phase >= 0) & (p.root == i) & (p.element == THREAD))
-        texts = np.array(phases.get_column("detail").to_list(), dtype=object)
         if rows.size:
-            detail[rows] = texts[p.phase[rows]]
+            say(rows, phases.get_column("detail").to_list(), p.phase[rows])
     split = np.flatnonzero((p.element == FORWARD) & (p.phase >= 0))
-    detail[split] = np.array(_PARTS, dtype=object)[p.phase[split]]
-    detail[p.cause == CODE["no_work"]] = _empty_slot_reason(trace)
-    reasons = np.array(REASONS, dtype=object)
+    say(split, _PARTS, p.phase[split])
+    say(p.cause == CODE["no_work"], [_empty_slot_reason(trace)], 0)
     unknown = p.cause == CODE["unknown"]
     said = unknown & (p.reason > 0)
-    detail[said] = reasons[p.reason[said]]
-    detail[unknown & (p.reason == 0) & (p.element == THREAD)] = "no scheduler span says what the host does"
-    detail[unknown & (p.gap < 0) & (p.element == -1)] = "nothing in the trace ends this gap"
+    say(said, REASONS, p.reason[said])
+    say(unknown & (p.reason == 0) & (p.element == THREAD), ["no scheduler span says what the host does"], 0)
+    say(unknown & (p.gap < 0) & (p.element == -1), ["nothing in the trace ends this gap"], 0)
     for i, r in enumerate(trace.ranks):
         rows = np.flatnonzero((p.element == -2) & (p.rank == i))
         if rows.size:
-            texts = np.array(blamer.states[r].labels.get_column("detail").to_list(), dtype=object)
-            detail[rows] = texts[p.ref[rows]]
-    detail[p.element == -3] = "the clocks cannot tell"
+            say(rows, blamer.states[r].labels.get_column("detail").to_list(), p.ref[rows])
+    say(p.element == -3, ["the clocks cannot tell"], 0)
     visit = np.full(n, -1, dtype=np.int64)
     has = p.gap >= 0
     forward = graph.activity.forward[blamer.head[np.maximum(p.gap, 0)]] if blamer.head.size else np.full(n, -1)
     known = has & (forward >= 0)
     if graph.forward_visit.size:
         visit[known] = graph.forward_visit[forward[known]]
-    names = np.array(CAUSES, dtype=object)
     ranks = np.array(trace.ranks, dtype=np.int64)
     roots = np.append(ranks, -1)[p.root]
     gap = np.where(has, p.gap - blamer.first[p.rank], -1)
     frame = pl.DataFrame(
         {
-            "rank": ranks[p.rank], "ts_ns": p.lo, "end_ns": p.hi, "cause": names[p.cause].tolist(),
-            "root_rank": roots, "detail": detail.tolist(), "crossed_token_return": p.crossed, "visit": visit,
+            "rank": ranks[p.rank], "ts_ns": p.lo, "end_ns": p.hi, "cause": pl.Series(CAUSES)[p.cause],
+            "root_rank": roots, "detail": pl.Series(texts, dtype=pl.String)[detail], "crossed_token_return": p.crossed, "visit": visit,
             "gap": gap, "chain": p.link, "element": p.element, "ref": p.ref,
-        },
-        schema_overrides={"detail": pl.String},
+        }
     ).with_columns(
         pl.when(pl.col("root_rank") >= 0).then(pl.col("root_rank")).alias("root_rank"),
         pl.when(pl.col("visit") >= 0).then(pl.col("visit")).alias("visit"),

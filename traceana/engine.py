@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Generator
-from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from importlib import import_module
-from multiprocessing import get_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traceana.errors import EngineError
+
+if TYPE_CHECKING:  # slow to load, and most commands need no more than the names of the engines
+    from concurrent.futures import Executor
 
 __all__ = ["ENGINES", "open_engine"]
 
@@ -32,6 +33,9 @@ def open_engine(name: str | None = None) -> Generator[Executor | None, None, Non
     if name is None or name == "threads":
         yield None
     elif name == "processes":
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+
         count = min(os.cpu_count() or 1, _MOST_WORKERS)
         # Not forked: the threads of polars do not survive it.
         with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:

@@ -12,6 +12,7 @@ import polars as pl
 
 from traceana.errors import TraceanaError
 from traceana.pipeline import Options, Report, analyse, parse_window
+from traceana.sources.storage import is_url
 from traceana.tables import RankTables
 
 __all__ = ["LoadedCapture", "load"]
@@ -91,13 +92,14 @@ def load(
     window: str | None = None,
     assume: str | None = None,
     cache: bool = True,
+    engine: str | None = None,
 ) -> LoadedCapture:
     """Read and explain the capture at `path`; options are those of `traceana report` (`window` like `12ms..40ms`).
 
     Raises TraceanaError, with what is wrong, where, and what to do.
     """
-    options = Options(ranks, parse_window(window) if window else None, assume, cache)
-    return LoadedCapture(analyse(Path(path), options))
+    options = Options(ranks, parse_window(window) if window else None, assume, cache, engine)
+    return LoadedCapture(analyse(path if isinstance(path, str) and is_url(path) else Path(path), options))
 
 
 def _frame(rows: object) -> pl.DataFrame:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import polars as pl
 
@@ -15,6 +16,7 @@ from traceana.clock.align import solve_clock
 from traceana.clock.apply import apply_clock, shift_controls, shift_messages, shift_rows
 from traceana.clock.model import ClockModel
 from traceana.clock.prior import Assume
+from traceana.engine import open_engine
 from traceana.errors import ModelError, TraceanaError
 from traceana.findings import answer, find
 from traceana.matching.collectives import match_collectives
@@ -24,6 +26,7 @@ from traceana.model.build import build_trace
 from traceana.model.model import Model, explain
 from traceana.result import Result
 from traceana.simulate.predict import pricer
+from traceana.sources.losses import loss, losses_frame
 from traceana.sources.secret_scan import find_secrets
 from traceana.tables import CaptureTables
 from traceana.tables.read import read_capture
@@ -34,17 +37,26 @@ SCHEMA_VERSION = 1
 _UNITS = {"": 1, "ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _TIME = re.compile(r"^(\d+)(?:\.(\d+))?(ns|us|ms|s)?$")
 
-Progress = Callable[[str], None]
+Place = Path | str | Sequence[Path]
+"""A capture: its folder or one trace, the URL of one on a storage, or the traces themselves."""
+
+
+class Progress(Protocol):
+    """Told what is being done, how much of it is done, and how much there is (0: unknown)."""
+
+    def __call__(self, what: str, done: int = 0, total: int = 0) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a command may ask for. `window` is (start_ns, end_ns) from the start of the common window."""
+    """What a command may ask for. `window` is (start_ns, end_ns) from the start of the common window; `engine` is where
+    ranks are read (`traceana.engine`)."""
 
     ranks: Sequence[int] | None = None
     window: tuple[int, int] | None = None
     assume: str | None = None
     cache: bool = True
+    engine: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +119,18 @@ class _Aligned:
     clock: ClockModel
 
 
-def _align(path: Path | Sequence[Path], options: Options, say: Progress) -> _Aligned:
+def _silent(what: str, done: int = 0, total: int = 0) -> None:
+    pass
+
+
+def _align(path: Place, options: Options, say: Progress) -> _Aligned:
     say("read")
-    capture = read_capture(path, ranks=options.ranks, cache=options.cache)
-    say("match messages")
+    with open_engine(options.engine) as executor:
+        capture = read_capture(path, ranks=options.ranks, cache=options.cache, executor=executor, progress=say)
     assume = Assume.parse(options.assume)
     # Without a belief about the clocks, streams of messages that order alone leaves open stay unpaired.
-    matched = match(capture, slack_ns=None) if assume.kind == "none" else match(capture)
+    unknown = {"slack_ns": None} if assume.kind == "none" else {}
+    matched = match(capture, **unknown, progress=say)
     collectives, lost = match_collectives(capture.ranks)
     say("align clocks")
     clock = solve_clock(
@@ -142,27 +159,26 @@ def _align(path: Path | Sequence[Path], options: Options, say: Progress) -> _Ali
 
 
 def load_model(
-    path: Path | Sequence[Path], options: Options, progress: Progress | None = None
+    path: Place, options: Options, progress: Progress | None = None
 ) -> tuple[Model, ClockModel, CaptureTables]:
     """Read the capture at `path` and explain it: the model, the clock, and the tables as read. Raises TraceanaError."""
-    say = progress or (lambda _text: None)
+    say = progress or _silent
     a = _align(path, options, say)
     trace = build_trace(
         a.capture, a.matched, a.collectives, a.clock.ranks, uncertainty_ns=a.clock.worst_ns, window=options.window
     )
-    say("account for every nanosecond")
-    return explain(trace), a.clock, a.raw
+    return explain(trace, say), a.clock, a.raw
 
 
 def check(
-    path: Path | Sequence[Path], options: Options | None = None, progress: Progress | None = None
+    path: Place, options: Options | None = None, progress: Progress | None = None
 ) -> tuple[dict[str, object], pl.DataFrame]:
     """What is usable in the capture at `path`: the document of `traceana check --json`, and its LOSSES.
 
     Ranks that cannot be read are losses; only a folder without any readable rank raises TraceanaError.
     """
     asked = options or Options()
-    a = _align(path, asked, progress or (lambda _text: None))
+    a = _align(path, asked, progress or _silent)
     document: dict[str, object] = {
         "schema_version": SCHEMA_VERSION,
         "traceana_version": __version__,
@@ -204,20 +220,24 @@ def check(
     ]
     table = _sorted_losses(losses)
     secrets = find_secrets(path) if isinstance(path, Path) else schema.LOSSES.empty()
+    if isinstance(path, str):
+        secrets = losses_frame(
+            [loss("secrets_not_searched", "info", 1, "files on a storage are not searched for secrets")]
+        )
     table = pl.concat([table, secrets])
     document |= {"clock": _clock_json(a.clock), "losses": table.to_dicts()}
     return document, table
 
 
-def analyse(path: Path | Sequence[Path], options: Options | None = None, progress: Progress | None = None) -> Report:
+def analyse(path: Place, options: Options | None = None, progress: Progress | None = None) -> Report:
     """The whole report of the capture at `path`: the model, every analysis, and the JSON document."""
     model, clock, capture = load_model(path, options or Options(), progress)
     results: dict[str, Result] = {}
-    for run in ALL:
+    say = progress or _silent
+    for done, run in enumerate(ALL):
+        say("analyse", done, len(ALL))
         result = run(model)
         results[result.name] = result
-        if progress is not None:
-            progress(f"analyse {result.name}")
     losses = collect_losses(capture, model, results)
     return Report(model, clock, results, _document(model, clock, results, losses), losses)
 

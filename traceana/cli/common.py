@@ -12,15 +12,29 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from traceana.cli import GateError
+from traceana.engine import ENGINES
+from traceana.errors import OutputError
+from traceana.sources.storage import is_url
 
 if TYPE_CHECKING:  # loaded where they are needed: an answer that was kept needs none of them
     import polars as pl
 
     from traceana.pipeline import Options, Progress
 
-__all__ = ["analysis_options", "default_out", "gate", "make_options", "parse_ranks", "progress", "use_color"]
+__all__ = ["Place", "analysis_options", "default_out", "gate", "make_options", "parse_ranks", "progress", "use_color"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Place(click.Path):
+    """A file or folder that exists, as a Path, or the URL of one on a storage, as it stands."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See the class."""
+        return value if is_url(value) else super().convert(value, param, ctx)
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
@@ -38,7 +52,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def analysis_options(function: F) -> F:
-    """--ranks, --window, --assume, --no-cache, --strict and -v."""
+    """--ranks, --window, --assume, --no-cache, --engine, --strict and -v."""
     decorators = (
         click.option("--ranks", metavar="LIST", help="Only these ranks, for instance 0-7 or 0,3."),
         click.option(
@@ -46,6 +60,7 @@ def analysis_options(function: F) -> F:
         ),
         click.option("--assume", metavar="CLOCK", help="Clock prior: same-host, ntp:MICROSECONDS or none."),
         click.option("--no-cache", is_flag=True, help="Compute everything again, and keep nothing of it."),
+        click.option("--engine", metavar="ENGINE", help=f"Where ranks are read: {ENGINES} [default: threads]."),
         click.option("--strict", is_flag=True, help="Exit 3 if anything was lost (warning or error)."),
         click.option("-v", "--verbose", count=True, help="Say what is being done."),
     )
@@ -54,7 +69,9 @@ def analysis_options(function: F) -> F:
     return function
 
 
-def make_options(ranks: str | None, window: str | None, assume: str | None, no_cache: bool) -> Options:
+def make_options(
+    ranks: str | None, window: str | None, assume: str | None, no_cache: bool, engine: str | None
+) -> Options:
     """The options of an analysis from the command line's words."""
     from traceana.pipeline import Options, parse_window
 
@@ -63,22 +80,39 @@ def make_options(ranks: str | None, window: str | None, assume: str | None, no_c
         window=parse_window(window) if window else None,
         assume=assume,
         cache=not no_cache,
+        engine=engine,
     )
 
 
 @contextmanager
 def progress(verbose: int = 0) -> Generator[Progress, None, None]:
-    """A function that says what is being done: a spinner on a terminal, lines with -v, else nothing."""
+    """A function that says what is being done: a bar with an estimate on a terminal, lines with -v, else nothing."""
     if sys.stderr.isatty() and not verbose:
-        from rich.console import Console
+        from traceana.cli.bar import bar
 
-        console = Console(stderr=True)
-        with console.status("reading") as status:
-            yield lambda text: status.update(text)
+        with bar() as say:
+            yield say
     elif verbose:
-        yield lambda text: click.echo(f"traceana: {text}", err=True)
+        yield Lines()
     else:
-        yield lambda _text: None
+        yield _nothing
+
+
+class Lines:
+    """Progress as one line a step, however far it is."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, what: str, done: int = 0, total: int = 0) -> None:
+        """Prints `what` where it is new."""
+        if what != self._last:
+            click.echo(f"traceana: {what}", err=True)
+        self._last = what
+
+
+def _nothing(what: str, done: int = 0, total: int = 0) -> None:
+    pass
 
 
 def use_color() -> bool:
@@ -94,6 +128,8 @@ def gate(losses: pl.DataFrame, strict: bool) -> None:
         raise GateError(f"{lost.height} losses of severity warning or error: {names}")
 
 
-def default_out(path: Path) -> Path:
-    """`DIR/report` for a folder, a folder beside it for a file."""
+def default_out(path: Path | str) -> Path:
+    """`DIR/report` for a folder, a folder beside it for a file. Raises OutputError for a URL."""
+    if isinstance(path, str):
+        raise OutputError("nowhere to write the report files", where=path, hint="give -o DIR, or --json or --no-files")
     return path / "report" if path.is_dir() else path.with_name(path.name.split(".")[0] + "-report")

@@ -7,7 +7,7 @@ from typing import cast
 
 import click
 
-from traceana.cli.common import analysis_options, gate, make_options, progress
+from traceana.cli.common import Place, analysis_options, gate, make_options, progress
 from traceana.cli.report_files import write_merged
 from traceana.outputs.timeline import Args
 from traceana.outputs.words import plain_text
@@ -17,7 +17,7 @@ __all__ = ["command"]
 
 
 @click.command("merge")
-@click.argument("folder", metavar="DIR", type=click.Path(exists=True, path_type=Path))
+@click.argument("folder", metavar="DIR", type=Place())
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), help="Output [default: merged.pftrace; .pftrace.gz compresses]."
 )
@@ -31,13 +31,13 @@ __all__ = ["command"]
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as one JSON document.")
 @analysis_options
 def command(
-    folder: Path, out: Path | None, args: str, as_json: bool, ranks: str | None, window: str | None, assume: str | None,
-    no_cache: bool, strict: bool, verbose: int,
+    folder: Path | str, out: Path | None, args: str, as_json: bool, ranks: str | None, window: str | None, assume: str | None,
+    no_cache: bool, engine: str | None, strict: bool, verbose: int,
 ) -> None:  # fmt: skip
     """Write one Perfetto trace of all ranks on one clock, with attribution, micro-batches and messages."""
     target = out or Path("merged.pftrace")
     with progress(verbose) as say:
-        report = analyse(folder, make_options(ranks, window, assume, no_cache), say)
+        report = analyse(folder, make_options(ranks, window, assume, no_cache, engine), say)
         say("write the trace")
         stats = write_merged(target, report, cast("Args", args))
     if as_json:

@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 
 from traceana.cli.answers import answer_key, load_answer, save_answer
-from traceana.cli.common import analysis_options, default_out, gate, make_options, progress, use_color
+from traceana.cli.common import Place, analysis_options, default_out, gate, make_options, progress, use_color
 
 __all__ = ["command"]
 
 
 @click.command("report")
-@click.argument("folder", metavar="DIR", type=click.Path(exists=True, path_type=Path))
+@click.argument("folder", metavar="DIR", type=Place())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and write no files.")
 @click.option("--no-files", is_flag=True, help="Write no report files.")
 @click.option(
@@ -26,8 +26,8 @@ __all__ = ["command"]
 )
 @analysis_options
 def command(
-    folder: Path, as_json: bool, no_files: bool, out: Path | None, gap: str | None, ranks: str | None, window: str | None,
-    assume: str | None, no_cache: bool, strict: bool, verbose: int,
+    folder: Path | str, as_json: bool, no_files: bool, out: Path | None, gap: str | None, ranks: str | None, window: str | None,
+    assume: str | None, no_cache: bool, engine: str | None, strict: bool, verbose: int,
 ) -> None:  # fmt: skip
     """Say where each stage's time went and why.
 
@@ -35,7 +35,8 @@ def command(
     DIR/report/{report.html, report.json, merged.pftrace, tables/*.parquet}.
     """
     asked = {"ranks": ranks, "window": window, "assume": assume}
-    key = answer_key(folder, asked) if as_json and gap is None and not no_cache else None
+    here = folder if isinstance(folder, Path) and as_json and gap is None and not no_cache else None
+    key = answer_key(here, asked) if here is not None else None
     kept = load_answer(key) if key is not None else None
     if kept is not None:
         click.echo(kept)
@@ -48,8 +49,9 @@ def command(
     from traceana.pipeline import analyse
 
     written: list[Path] = []
+    target = None if as_json or no_files or gap is not None else out or default_out(folder)
     with progress(verbose) as say:
-        report = analyse(folder, make_options(ranks, window, assume, no_cache), say)
+        report = analyse(folder, make_options(ranks, window, assume, no_cache, engine), say)
         if gap is not None:
             from traceana.outputs.gap_text import render_gap
             from traceana.outputs.words import plain_lines
@@ -61,12 +63,14 @@ def command(
 
             text = to_json(report.document)
             click.echo(text)
-            if key is not None and answer_key(folder, asked) == key:  # the folder is still what was read
+            if (
+                here is not None and key is not None and answer_key(here, asked) == key
+            ):  # the folder is still what was read
                 save_answer(key, text)
-        elif not no_files:
+        elif target is not None:
             from traceana.cli.report_files import write_report
 
-            written = write_report(out or default_out(folder), report, say)
+            written = write_report(target, report, say)
     if not as_json:
         from traceana.outputs.terminal import render_terminal
         from traceana.outputs.words import plain_text

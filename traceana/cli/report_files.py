@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -10,7 +11,7 @@ from traceana.outputs.html import write_html
 from traceana.outputs.jsonfile import write_json
 from traceana.outputs.parquet import write_tables
 from traceana.outputs.timeline import Args, write_timeline
-from traceana.pipeline import Progress, Report
+from traceana.pipeline import Report
 
 __all__ = ["write_merged", "write_report"]
 
@@ -42,7 +43,7 @@ def write_merged(path: Path, report: Report, args: Args = "key") -> dict[str, in
     return {"slices": stats.slices, "slices_in_lanes": stats.slices_in_lanes, "bytes": stats.bytes_written}
 
 
-def write_report(out: Path, report: Report, say: Progress) -> list[Path]:
+def write_report(out: Path, report: Report, say: Callable[[str], None]) -> list[Path]:
     """Write all files of a report into the folder `out`; their paths. Each is whole or absent. Raises OutputError."""
     say("write report.json")
     write_json(out / "report.json", report.document)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from traceana.cli.common import analysis_options, gate, make_options, progress
+from traceana.cli.common import Place, analysis_options, gate, make_options, progress
 from traceana.outputs.jsonfile import to_json
 from traceana.outputs.words import plain_lines
 from traceana.pipeline import collect_losses, load_model
@@ -17,7 +17,7 @@ __all__ = ["command"]
 
 
 @click.command("whatif")
-@click.argument("folder", metavar="DIR", type=click.Path(exists=True, path_type=Path))
+@click.argument("folder", metavar="DIR", type=Place())
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE",
     help="pp_max_micro_batch_size, pp_async_batch_depth, pp_layer_partition=16,48, max_running_requests, concurrency, "
@@ -34,8 +34,8 @@ __all__ = ["command"]
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 @analysis_options
 def command(
-    folder: Path, settings: tuple[str, ...], remove: tuple[str, ...], scale: tuple[str, ...], host: tuple[str, ...],
-    link: tuple[str, ...], as_json: bool, ranks: str | None, window: str | None, assume: str | None, no_cache: bool,
+    folder: Path | str, settings: tuple[str, ...], remove: tuple[str, ...], scale: tuple[str, ...], host: tuple[str, ...],
+    link: tuple[str, ...], as_json: bool, ranks: str | None, window: str | None, assume: str | None, no_cache: bool, engine: str | None,
     strict: bool, verbose: int,
 ) -> None:  # fmt: skip
     """Predict the throughput of the unprofiled server of DIR under changes, all of them together.
@@ -50,7 +50,7 @@ def command(
     changes += [parse_host(text) for text in host]
     changes += [parse_link(text) for text in link]
     with progress(verbose) as say:
-        model, _, capture = load_model(folder, make_options(ranks, window, assume, no_cache), say)
+        model, _, capture = load_model(folder, make_options(ranks, window, assume, no_cache, engine), say)
         say("predict")
         prediction = predict(model, changes)
     click.echo(to_json(prediction.as_json()) if as_json else render(prediction), nl=not as_json)

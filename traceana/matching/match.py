@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import polars as pl
@@ -40,16 +40,27 @@ def _facts_int(capture: CaptureTables, key: str) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def match(capture: CaptureTables, *, slack_ns: int | None = _SAME_BASE_SLACK_NS) -> Matched:
-    """Visits, launches and messages of `capture`.
+def match(
+    capture: CaptureTables,
+    *,
+    slack_ns: int | None = _SAME_BASE_SLACK_NS,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Matched:
+    """Visits, launches and messages of `capture`. `progress` is told what is done, for how many ranks, and of how many.
 
     `slack_ns` bounds the difference of two ranks' raw clocks (None: nothing known); only traces without scheduler spans
     need it, to align message streams that order alone leaves open.
     """
     slots = _facts_int(capture, "slots")
-    visits = {r.info.rank: find_visits(r, slots=slots) for r in capture.ranks}
-    calls = {r.info.rank: launches(r) for r in capture.ranks}
-    endpoints = {r.info.rank: p2p_endpoints(r, visits[r.info.rank], calls[r.info.rank]) for r in capture.ranks}
+    visits: dict[int, pl.DataFrame] = {}
+    calls: dict[int, pl.DataFrame] = {}
+    endpoints: dict[int, pl.DataFrame] = {}
+    for done, r in enumerate(capture.ranks):  # a rank at a time: its tables may have to be read from the store
+        if progress is not None:
+            progress("match messages", done, len(capture.ranks))
+        me = r.info.rank
+        visits[me], calls[me] = find_visits(r, slots=slots), launches(r)
+        endpoints[me] = p2p_endpoints(r, visits[me], calls[me])
     edges = pl.concat([e.select("src", "dst", "kind") for e in endpoints.values()]) if endpoints else pl.DataFrame()
     topology = find_topology([r.info for r in capture.ranks], edges, pp_size=_facts_int(capture, "pp_size"))
     if slots is None and topology.is_pipeline and _depth_is_zero(visits, capture):

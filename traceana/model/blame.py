@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -220,8 +220,10 @@ def _disagreement(base: _Pieces, other: _Pieces, ranks: int) -> list[Intervals]:
     return out
 
 
-def blame(trace: Trace, states: Mapping[int, DeviceStates]) -> Blame:
-    """The attribution of every bubble of `trace`.
+def blame(
+    trace: Trace, states: Mapping[int, DeviceStates], progress: Callable[[str, int, int], None] | None = None
+) -> Blame:
+    """The attribution of every bubble of `trace`. `progress` is told how many ranks' clocks were tried, and of how many.
 
     The clocks are moved within their uncertainty (`_other_clocks`); nanoseconds whose cause or root is not the same
     under all of them are `ambiguous`.
@@ -234,7 +236,10 @@ def blame(trace: Trace, states: Mapping[int, DeviceStates]) -> Blame:
     tallies = [_tally(base, n)]
     open_chains = _clock_bound(links, blamer.graph, blamer.head)
     settled = _tally(base.take(~np.isin(base.gap, open_chains)), n)
-    for shift in _other_clocks(trace) if open_chains.size else ():
+    others = _other_clocks(trace) if open_chains.size else []
+    for done, shift in enumerate(others):
+        if progress is not None:
+            progress("try other clocks", done, len(others))
         moved, _ = blamer.pieces(shift, open_chains)
         tallies.append(settled + _tally(moved, n))
         for k, spans in enumerate(_disagreement(base, moved, n)):

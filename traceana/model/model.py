@@ -48,16 +48,14 @@ class Model:
         return [heads[s] for s in sorted(heads)]
 
 
-def explain(trace: Trace, progress: Callable[[str], None] | None = None) -> Model:
-    """States and blame of `trace`."""
+def explain(trace: Trace, progress: Callable[[str, int, int], None] | None = None) -> Model:
+    """States and blame of `trace`. `progress` is told what is being done, for how many ranks, and of how many."""
     states = {}
-    for rank in trace.capture.ranks:
+    for done, rank in enumerate(trace.capture.ranks):
         if progress is not None:
-            progress(f"account for rank {rank.info.rank}")
+            progress("account for every nanosecond", done, len(trace.ranks))
         states[rank.info.rank] = device_states(rank, trace)
-    if progress is not None:
-        progress("explain gaps")
-    return Model(trace, states, blame(trace, states))
+    return Model(trace, states, blame(trace, states, progress))
 
 
 def quantiles_ns(values: pl.Series, *, with_count: bool = False) -> dict[str, int | None]:

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -151,7 +151,15 @@ def _read_all(
     executor: Executor | None,
 ) -> list[RankRead]:
     if executor is not None:
-        return _collect([executor.submit(reading, path, url) for path, url in sources], progress)
+        try:
+            return _collect([executor.submit(reading, path, url) for path, url in sources], progress)
+        except TraceanaError:
+            raise
+        except Exception as error:  # the engine's own: read_rank raises nothing
+            raise EngineError(
+                f"the engine lost the work on a rank ({type(error).__name__}: {error!s:.120})",
+                hint="see the logs of its workers; run again, or without --engine",
+            ) from error
     count = min(os.cpu_count() or 1, 16)
     with ThreadPoolExecutor(max_workers=count, thread_name_prefix="rank") as pool:
         if len(sources) < count:  # too few files for all cores: their chunks are spread instead
@@ -161,14 +169,15 @@ def _read_all(
 
 
 def _collect(futures: Sequence[Future[RankRead]], progress: Progress | None) -> list[RankRead]:
-    reads: list[RankRead] = []
-    for done, future in enumerate(futures):
-        if progress is not None:
-            progress("read", done, len(futures))
-        reads.append(future.result())
-    if progress is not None:
-        progress("read", len(futures), len(futures))
-    return reads
+    try:
+        for done, _ in enumerate(as_completed(futures)):
+            if progress is not None:
+                progress("read", done + 1, len(futures))
+        return [future.result() for future in futures]
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise
 
 
 def read_rank(

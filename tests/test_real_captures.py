@@ -150,3 +150,16 @@ def test_profile_by_stage_leaves_a_short_window() -> None:
     report = report_of(real("J"))
     assert report.model.trace.window.duration_ns < 20_000_000
     assert set(report.model.trace.forwards.get_column("mode")) == {"extend"}
+
+
+def test_every_stretch_of_a_chain_names_the_events_that_bound_it() -> None:
+    table = report_of(real("A")).results["attribution"].tables["attribution"].filter(pl.col("gap") >= 0)
+    for column in ("first_event", "last_event"):
+        assert table.get_column(column).null_count() == 0
+    inside = table.filter(
+        (pl.col("cause") == "launch_latency") & (pl.col("chain") == 0) & pl.col("visit").is_not_null()
+    )
+    assert inside.height > 10_000
+    assert inside.get_column("last_event").str.contains(" on rank ").all()
+    # Inside a CUDA graph a kernel of the same forward is on the other side too; else a call or another rank is.
+    assert inside.filter(pl.col("first_event").str.contains(" on rank ")).height > 0.98 * inside.height

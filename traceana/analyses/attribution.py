@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from traceana.model.evidence import describe_chain, describe_links
+from traceana.model.evidence import describe_chain, describe_edges, describe_links
 from traceana.model.model import Model
 from traceana.result import Result
 
@@ -45,23 +45,30 @@ def run(model: Model) -> Result:
         row | {"chain": describe_chain(model, int(row["rank"]), int(row["gap"]))}
         for row in worst.head(_WORST).to_dicts()
     ]
-    links = describe_links(model, worst)
+    links = describe_links(model)
+    longest = links.join(worst.select("rank", "gap"), on=["rank", "gap"], how="semi", maintain_order="left")
     return Result(
         NAME,
-        {"attribution": _with_events(attribution, links), "blame": matrix, "links": links},
+        {"attribution": _with_events(model, attribution, links), "blame": matrix, "links": longest},
         {"blame": matrix.to_dicts(), "worst_gaps": gaps},
     )
 
 
-def _with_events(attribution: pl.DataFrame, links: pl.DataFrame) -> pl.DataFrame:
-    """ATTRIBUTION with the events that bound each stretch of a described gap: the link before it in the chain ends it,
-    the link after it starts it."""
+def _with_events(model: Model, attribution: pl.DataFrame, links: pl.DataFrame) -> pl.DataFrame:
+    """ATTRIBUTION with the events that bound each stretch: the link before it in the chain ends it, the link after it
+    starts it; at the ends of a gap, the work on the stage that ended or starts there; where a link is cut (at a span of
+    the host, at an edge of the window), that link itself."""
     keys = ["rank", "gap", "chain"]
     after = links.select("rank", "gap", pl.col("chain") - 1, pl.col("what").alias("first"))
     before = links.select("rank", "gap", pl.col("chain") + 1, pl.col("what").alias("last"))
     return (
         attribution.join(after, on=keys, how="left", maintain_order="left")
         .join(before, on=keys, how="left", maintain_order="left")
-        .with_columns(pl.col("first").alias("first_event"), pl.col("last").alias("last_event"))
-        .drop("first", "last")
+        .join(links, on=keys, how="left", maintain_order="left")
+        .with_columns(describe_edges(model, attribution).get_columns())
+        .with_columns(
+            pl.coalesce("first", "ended", "what").alias("first_event"),
+            pl.coalesce("last", "started", "what").alias("last_event"),
+        )
+        .drop("first", "last", "ended", "started", "what")
     )

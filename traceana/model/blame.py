@@ -60,6 +60,10 @@ class _Pieces:
         return _Pieces(**columns)
 
 
+# Up to so many ranks each one's clock is also tried alone; of more, the time for it would grow with their square.
+_FEW = 8
+
+
 def _joined(parts: Sequence[_Pieces]) -> _Pieces:
     if len(parts) == 1:
         return parts[0]
@@ -258,13 +262,15 @@ def blame(
 
 
 def _other_clocks(trace: Trace) -> list[IntArray]:
-    """Shifts of the ranks' clocks within their uncertainty: each rank's alone to either end and halfway there, every
-    other one's against the rest, and those of two neighbours away from each other and towards each other."""
+    """Shifts of the ranks' clocks within their uncertainty, in steps of a quarter: each rank's alone (of few), and half
+    of the ranks, with the others still or the other way, such that any two ranks are apart in one of the halves."""
     u = np.array([trace.uncertainty_ns.get(r) or 0 for r in trace.ranks], dtype=np.int64)
-    alone = np.eye(u.size, dtype=np.int64)
-    ways = [*alone, alone[::2].sum(axis=0) - alone[1::2].sum(axis=0), *(alone[:-1] - alone[1:])]
-    halves = [row * u // 2 for row in (*alone, *-alone)]
-    shifts = [*(row * u for way in ways for row in (-way, way)), *halves]
+    ranks = np.arange(u.size)
+    halves = [ranks >> bit & 1 for bit in range(max(int(u.size - 1).bit_length(), 1))]
+    ways = [*halves, *(2 * half - 1 for half in halves)]
+    if u.size <= _FEW:
+        ways += list(np.eye(u.size, dtype=np.int64))
+    shifts = [way * u * quarters // 4 for way in ways for quarters in (-4, -3, -2, -1, 1, 2, 3, 4)]
     return [np.array(x) for x in {tuple(s.tolist()): None for s in shifts} if any(x)]
 
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
+from traceana.intervals import IntArray
 from traceana.model.chain import ACTIVITY, CAUSES, CONTROL, END, FORWARD, MESSAGE, REASONS, START, SYNC, THREAD
 from traceana.model.model import Model
 
-__all__ = ["describe_chain", "describe_links"]
+__all__ = ["describe_chain", "describe_edges", "describe_links"]
 
 _WORDS = {
     "upstream_compute": "computes", "downstream_backpressure": "computes and takes nothing yet",
@@ -25,80 +26,127 @@ def _short(name: str) -> str:
     return (head or name)[:60]
 
 
-def _activity(model: Model, index: int) -> str:
-    graph = model.blame.graph
-    rank = int(graph.activity.rank[index])
-    name = model.trace.capture.ranks[rank].device.get_column("name")[int(graph.activity.row[index])]
-    return f"{_short(str(name))} on rank {graph.ranks[rank]}"
+def _texts(values: list[str]) -> np.ndarray:
+    return np.array(values, dtype=object)
 
 
-def _forward(model: Model, index: int) -> str:
-    graph = model.blame.graph
-    return f"forward of visit {int(graph.forward_visit[index])} on rank {graph.ranks[int(graph.forward_rank[index])]}"
+class _Words:
+    """What links refer to, in words, for arrays of them."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.graph = model, model.blame.graph
+        self.rank = _texts([f"rank {r}" for r in self.graph.ranks])
+
+    def activities(self, index: IntArray) -> np.ndarray:
+        """`kernel on rank 0`."""
+        act = self.graph.activity
+        out = np.full(index.size, "", dtype=object)
+        for i, table in enumerate(self.model.trace.capture.ranks):
+            mine = np.flatnonzero(act.rank[index] == i)
+            names = table.device.get_column("name")[act.row[index[mine]]].cast(pl.String)
+            short = {n: _short(n) for n in names.unique().to_list()}
+            out[mine] = _texts(names.replace_strict(short, return_dtype=pl.String).to_list())
+        said: np.ndarray = out + " on " + self.rank[act.rank[index]]
+        return said
+
+    def in_forwards(self, index: IntArray) -> np.ndarray:
+        """As `activities`, with the visit of the forward it is part of."""
+        forward = self.graph.activity.forward[index]
+        visit = np.append(self.graph.forward_visit, -1)[forward].astype(str).astype(object)
+        said: np.ndarray = self.activities(index) + np.where(forward >= 0, " (visit " + visit + ")", "")
+        return said
+
+    def forwards(self, index: IntArray) -> np.ndarray:
+        """`forward of visit 3 on rank 0`."""
+        visit = self.graph.forward_visit[index].astype(str).astype(object)
+        said: np.ndarray = "forward of visit " + visit + " on " + self.rank[self.graph.forward_rank[index]]
+        return said
+
+    def messages(self, table: pl.DataFrame, index: IntArray, library: str) -> np.ndarray:
+        """`NCCL proxy message 0->1 of visit 3`."""
+        said = table[index].select(
+            pl.format("{} {} message {}->{} of visit {}", pl.lit(library), "kind", "src", "dst", pl.col("visit").fill_null(-1))
+        )  # fmt: skip
+        return _texts(said.to_series().to_list())
+
+    def threads(self, index: IntArray) -> np.ndarray:
+        """`scheduler of rank 0`."""
+        said: np.ndarray = "scheduler of " + self.rank[self.graph.thread_rank[index]]
+        return said
+
+    def syncs(self, index: IntArray) -> np.ndarray:
+        """`host of rank 0 after kernel on rank 0`."""
+        activity = self.graph.stop.ref[index]
+        said: np.ndarray = (
+            "host of " + self.rank[self.graph.activity.rank[activity]] + " after " + self.activities(activity)
+        )
+        return said
 
 
-def _what(model: Model, element: int, ref: int) -> str:
-    graph, trace = model.blame.graph, model.trace
-    if element in (ACTIVITY, START):
-        forward = int(graph.activity.forward[ref])
-        return _activity(model, ref) + (f" (visit {int(graph.forward_visit[forward])})" if forward >= 0 else "")
-    if element == FORWARD:
-        return _forward(model, ref)
-    if element == MESSAGE:
-        m = trace.messages.row(ref, named=True)
-        return f"NCCL {m['kind']} message {m['src']}->{m['dst']} of visit {m['visit']}"
-    if element == CONTROL:
-        c = trace.controls.row(ref, named=True)
-        return f"gloo {c['kind']} message {c['src']}->{c['dst']} of visit {c['visit']}"
-    if element == THREAD:
-        return f"scheduler of rank {graph.ranks[int(graph.thread_rank[ref])]}"
-    if element == SYNC:
-        activity = int(graph.stop.ref[ref])
-        return f"host of rank {graph.ranks[int(graph.activity.rank[activity])]} after {_activity(model, activity)}"
-    return "end of the chain"
+def describe_links(model: Model, chains: IntArray | None = None) -> pl.DataFrame:
+    """The events of all chains, or of those with the given numbers, in words: rank, gap, chain (number of the link), what."""
+    links, trace = model.blame.links, model.trace
+    if chains is None:
+        rows = np.arange(links.chain.size)
+    else:
+        low, high = np.searchsorted(links.chain, chains), np.searchsorted(links.chain, chains, side="right")
+        rows = np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(a, b) for a, b in zip(low, high, strict=True))])
+    element, ref, words = links.element[rows], links.ref[rows], _Words(model)
+    what = _texts(list(REASONS))[links.reason[rows]]
+    kinds = (
+        ((ACTIVITY, START), words.in_forwards), ((FORWARD,), words.forwards), ((THREAD,), words.threads), ((SYNC,), words.syncs),
+        ((MESSAGE,), lambda index: words.messages(trace.messages, index, "NCCL")),
+        ((CONTROL,), lambda index: words.messages(trace.controls, index, "gloo")),
+    )  # fmt: skip
+    for codes, tell in kinds:
+        mine = np.flatnonzero(np.isin(element, codes))
+        if mine.size:
+            what[mine] = tell(ref[mine])
+    doing = _texts([f" {_WORDS[c]}" if c in _WORDS else "" for c in CAUSES])[links.cause[rows]]
+    what = np.where((element != END) & (element != THREAD), what + doing, what)
+    first = np.array(model.blame.first_gap, dtype=np.int64)
+    position = np.searchsorted(first, links.chain[rows], side="right") - 1
+    ranks = np.array(trace.ranks, dtype=np.int32)
+    return pl.DataFrame(
+        {
+            "rank": ranks[position], "gap": links.chain[rows] - first[position], "chain": links.link[rows], "what": what.tolist(),
+        },
+        schema={"rank": pl.Int32, "gap": pl.Int64, "chain": pl.Int64, "what": pl.String},
+    )  # fmt: skip
+
+
+def describe_edges(model: Model, stretches: pl.DataFrame) -> pl.DataFrame:
+    """For each of `stretches` (rank, ts_ns, end_ns) the activity of that rank which ended when it starts (`ended`) and
+    the one which starts when it ends (`started`), in words; null where none does."""
+    act, words = model.blame.graph.activity, _Words(model)
+    ranks = np.array(model.trace.ranks, dtype=np.int64)
+    rank = np.searchsorted(ranks, stretches.get_column("rank").to_numpy())
+    columns: list[pl.Series] = []
+    for name, times, at in (
+        ("ended", act.end, stretches.get_column("ts_ns")), ("started", act.start, stretches.get_column("end_ns")),
+    ):  # fmt: skip
+        order = np.lexsort((times, act.rank))
+        base = int(times.min()) if times.size else 0
+        key = (act.rank[order] << 44) + (times[order] - base)
+        want = (rank << 44) + np.clip(at.to_numpy() - base, 0, (1 << 44) - 1)
+        index = np.searchsorted(key, want, side="left")
+        there = np.flatnonzero(np.append(key, -1)[np.minimum(index, key.size)] == want)
+        found = np.full(want.size, None, dtype=object)
+        found[there] = words.in_forwards(order[index[there]])
+        columns.append(pl.Series(name, found.tolist(), dtype=pl.String))
+    return pl.DataFrame(columns)
 
 
 def describe_chain(model: Model, rank: int, gap: int) -> list[Mapping[str, object]]:
     """The attribution of one gap of a rank, last nanosecond first, each stretch with its event in words."""
-    rows = model.blame.attribution.filter((pl.col("rank") == rank) & (pl.col("gap") == gap)).sort(
-        "ts_ns", descending=True
+    number = np.array([model.blame.first_gap[model.trace.ranks.index(rank)] + gap], dtype=np.int64)
+    rows = (
+        model.blame.attribution.filter((pl.col("rank") == rank) & (pl.col("gap") == gap))
+        .join(describe_links(model, number), on=["rank", "gap", "chain"], how="left")
+        .sort("ts_ns", descending=True)
     )
-    links = _links_of(model, rank, gap)
-    out: list[Mapping[str, object]] = [
-        {
-            "ts_ns": row["ts_ns"],
-            "ns": row["end_ns"] - row["ts_ns"],
-            "cause": row["cause"],
-            "root_rank": row["root_rank"],
-            "detail": row["detail"],
-            "crossed_token_return": row["crossed_token_return"],
-            "what": links.get(int(row["chain"]), ""),
-        }
-        for row in rows.iter_rows(named=True)
-    ]
-    return out
-
-
-def _links_of(model: Model, rank: int, gap: int) -> dict[int, str]:
-    """Link number -> words, for one gap of a rank."""
-    links = model.blame.links
-    chain = model.blame.first_gap[model.trace.ranks.index(rank)] + gap
-    lo, hi = np.searchsorted(links.chain, [chain, chain + 1])
-    out: dict[int, str] = {}
-    for k in range(int(lo), int(hi)):
-        element, reason = int(links.element[k]), int(links.reason[k])
-        cause = CAUSES[int(links.cause[k])]
-        text = REASONS[reason] if element == END else _what(model, element, int(links.ref[k]))
-        if element != END and element != THREAD and cause in _WORDS:
-            text += f" {_WORDS[cause]}"
-        out[int(links.link[k])] = text
-    return out
-
-
-def describe_links(model: Model, gaps: pl.DataFrame) -> pl.DataFrame:
-    """The events of the chains of `gaps` (rank, gap) in words: rank, gap, chain (number of the link), what."""
-    out: list[tuple[int, int, int, str]] = []
-    for rank, gap in gaps.select("rank", "gap").iter_rows():
-        out += [(rank, gap, k, what) for k, what in _links_of(model, rank, gap).items()]
-    kinds = {"rank": pl.Int32, "gap": pl.Int64, "chain": pl.Int64, "what": pl.String}
-    return pl.DataFrame(out, schema=kinds, orient="row")
+    told: list[Mapping[str, object]] = [*rows.select(
+        "ts_ns", (pl.col("end_ns") - pl.col("ts_ns")).alias("ns"), "cause", "root_rank", "detail", "crossed_token_return",
+        pl.col("what").fill_null(""),
+    ).to_dicts()]  # fmt: skip
+    return told

@@ -280,7 +280,9 @@ def _document(
         "skipped": {r.name: r.skipped for r in results.values() if r.skipped},
         "losses": losses.to_dicts(),
     }
-    found = find(document, pricer(model))
+    price, work = pricer(model)
+    document["stage_work"] = work
+    found = find(document, price)
     return document | {"findings": [f.as_json() for f in found], "answers": answer(document, found)}
 
 

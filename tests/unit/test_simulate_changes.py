@@ -59,6 +59,7 @@ def test_settings_that_make_no_sense_are_refused_with_a_hint(text: str) -> None:
         ("0=-250us", "0", -250_000),
         ("3=7ns", "3", 7),
         ("0=-0.123ms", "0", -123_000),
+        ("0@process_batch_result=+2ms", "0@process_batch_result", 2_000_000),
     ],
 )
 def test_host_time_is_in_milliseconds_unless_it_says_otherwise(text: str, stage: str, ns: int) -> None:
@@ -66,7 +67,9 @@ def test_host_time_is_in_milliseconds_unless_it_says_otherwise(text: str, stage:
     assert (change.key, change.value) == (stage, ns)
 
 
-@pytest.mark.parametrize("text", ["", "0", "0=", "x=3", "0=3s", "-1=3", "0=1e3", "0=--3"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "0=", "x=3", "0=3s", "-1=3", "0=1e3", "0=--3", "0@=+3", "0@nowhere=+3", "0@run_batch=-3"]
+)
 def test_host_time_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(TraceanaError):
         parse_host(text)

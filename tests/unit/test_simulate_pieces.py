@@ -272,6 +272,9 @@ def test_layers_move_and_the_rest_stays() -> None:
 def test_hosts_and_links_change_where_they_are_asked_to() -> None:
     pieces = plain()
     assert total(pieces, ("host 1=+1ms",)) - total(pieces, ()) == 2 * MS
+    assert total(pieces, ("host 1@get_next_batch_to_run=+1ms",)) == total(pieces, ("host 1=+1ms",))
+    # Behind its forward stage 0 sends later: nothing hides it.
+    assert total(pieces, ("host 0@process_batch_result=+1ms",)) >= total(pieces, ("host 0=+1ms",))
     assert total(pieces, ("host 1=-50us",)) == total(pieces, ()) - 100 * US
     assert total(pieces, ("link 0-1=2",)) > total(pieces, ())
     assert total(pieces, ("remove cause:host_schedule",)) < total(pieces, ())

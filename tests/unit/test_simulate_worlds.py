@@ -140,7 +140,8 @@ def test_no_change_predicts_the_servers_own_throughput(folder: Path) -> None:
 
 def test_findings_are_priced_and_what_does_not_fit_is_not(folder: Path) -> None:
     model = load_model(folder / "pp2", Options(cache=False))[0]
-    price = pricer(model)
+    price, work = pricer(model)
+    assert [w["rank"] for w in work] == [0, 1]
     assert price is not None
     fits, not_here = price([["host 0=+1ms"], ["link 5-6=2"]])
     assert fits is not None and set(fits) >= {"throughput_tokens_per_s", "low", "high", "period_ns", "stages"}
@@ -161,7 +162,7 @@ def test_ranks_of_one_stage_are_refused(folder: Path) -> None:
     with pytest.raises(ModelError) as refused:
         predict(peers, [])
     assert refused.value.hint
-    assert pricer(peers) is None
+    assert pricer(peers) == (None, [])
 
 
 def test_a_lone_stage_is_refused(folder: Path) -> None:

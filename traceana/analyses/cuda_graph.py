@@ -14,12 +14,18 @@ NAME = "cuda_graph"
 
 def run(model: Model) -> Result:
     """Fact `cuda_graph`: per rank the forwards in the window, how many of them were graph launches, the host time in
-    launch calls of a forward (median), the launches of a forward, by mode, and the sizes the server captured."""
+    launch calls of a forward (median), the launches of a forward, by mode, the sizes the server captured, and `captures`:
+    stream captures that begin in the window."""
     facts = model.facts.get("cuda_graph")
     sizes = facts.get("captured_sizes") if isinstance(facts, dict) else None
     forwards = model.window_forwards()
     ranks: list[dict[str, object]] = []
-    for rank in model.trace.ranks:
+    w = model.trace.window
+    for rank, tables in zip(model.trace.ranks, model.trace.capture.ranks, strict=True):
+        begins = tables.calls.filter(
+            pl.col("ts_ns").is_between(w.start_ns, w.end_ns, closed="left")
+            & pl.col("name").cast(pl.String).str.contains("StreamBeginCapture")
+        )
         mine = forwards.filter(pl.col("rank") == rank)
         median = mine.get_column("launch_ns").drop_nulls().quantile(0.5, "lower")
         modes = (
@@ -39,6 +45,7 @@ def run(model: Model) -> Result:
                 "graphed": mine.filter(pl.col("graphs") > 0).height,
                 "launch_ns_p50": None if median is None else int(median),
                 "captured_sizes": sizes,
+                "captures": begins.height,
                 "by_mode": modes.to_dicts(),
             }
         )

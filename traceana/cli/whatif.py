@@ -27,7 +27,7 @@ __all__ = ["command"]
 @click.option(
     "--scale", multiple=True, metavar="TARGET=FACTOR", help="Times multiplied: class:moe=0.5 halves the MoE kernels."
 )
-@click.option("--host", multiple=True, metavar="STAGE=+MS|-MS", help="Host time per visit of a stage: 0=-3ms.")
+@click.option("--host", multiple=True, metavar="STAGE[@SPAN]=+MS|-MS", help="Host time per visit of a stage: 0=-3ms.")
 @click.option(
     "--link", multiple=True, metavar="SRC-DST=FACTOR", help="Time of messages between two ranks multiplied: 0-1=0.5."
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from traceana.findings.facts import Facts, Row, ints, ms, number, percent
+from traceana.findings.facts import Facts, Row, held, ints, ms, number, percent
 from traceana.findings.finding import Finding
 
 __all__ = ["QUESTIONS", "answer"]
@@ -20,14 +20,24 @@ QUESTIONS = (
     "What to change?",
 )
 
+# What a stage waits for: {} is whose it is.
 _WORDS = {
-    "no_work": "no batch in the slot", "upstream_compute": "compute of another stage",
-    "downstream_backpressure": "a later stage that has not taken its input", "p2p_transfer_wait": "data on the wire",
-    "control_message": "gloo messages in flight", "host_schedule": "a scheduler's CPU work",
-    "host_launch": "a CPU issuing the forward", "host_sync": "a CPU woken late", "launch_latency": "launch latency",
-    "stream_dependency": "another stream of the GPU", "collective_late": "a late rank of a collective",
-    "profiler": "the profiler itself", "ambiguous": "what the clocks cannot tell", "unknown": "unknown causes",
+    "no_work": "a batch for {} slot", "upstream_compute": "{} computing", "downstream_backpressure": "{} to take its input",
+    "p2p_transfer_wait": "data on the wire from {}", "control_message": "gloo messages from {}",
+    "host_schedule": "{} scheduler", "host_launch": "{} CPU to issue the forward", "host_sync": "{} CPU to wake up",
+    "launch_latency": "{} GPU to start what was launched", "stream_dependency": "another stream of {} GPU",
+    "collective_late": "{} to come to a collective", "profiler": "the profiler on {} host",
+    "ambiguous": "what the clocks cannot tell", "unknown": "unknown causes",
 }  # fmt: skip
+_POSSESSIVE = (
+    "no_work",
+    "host_schedule",
+    "host_launch",
+    "host_sync",
+    "launch_latency",
+    "stream_dependency",
+    "profiler",
+)
 
 
 _Answer = tuple[bool, list[str]]
@@ -40,9 +50,13 @@ def answer(document: Mapping[str, object], findings: Sequence[Finding]) -> list[
         _fed(facts), _time(facts), _who(facts), _graphs(facts), _merge(facts), _costs(facts), _change(facts, findings),
     )  # fmt: skip
     return [
-        {"question": q, "answer": " ".join(t for t in text if t), "known": known}
+        {"question": q, "answer": _capital(" ".join(t for t in text if t)), "known": known}
         for q, (known, text) in zip(QUESTIONS, texts, strict=True)
     ]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _list(parts: Sequence[str]) -> str:
@@ -67,10 +81,15 @@ def _fed(facts: Facts) -> _Answer:
     filled = sum(s > 0 for s in sizes)
     mean = float(cast("float", flight["mean"]))
     busy = float(cast("float", overlap.get("mean_stages_busy") or 0.0))
+    if not sizes and mean < busy:
+        return (
+            False,
+            ["Unknown: the window is too short to see a micro-batch come round.", _why_not_more(facts, sizes)],
+        )
     text = f"On average {mean:.1f} micro-batches are in flight (at most {flight['max']}) for {pp} stages, and {busy:.2f} stages compute at a time."
     why = ""
     if sizes:
-        why = f"The loop has {len(sizes)} slots; {filled} hold requests ({ints(sizes)} each)."
+        why = f"The loop has {len(sizes)} slots; {filled} hold requests ({held(sizes)})."
         if useful < len(sizes) and filled:
             why += f" The pipe holds {'one useful micro-batch' if useful == 1 else f'{useful} useful micro-batches'}."
     return (True, [text, why, _why_not_more(facts, sizes)])
@@ -130,9 +149,13 @@ def _who(facts: Facts) -> _Answer:
     top = sorted(rows.items(), key=lambda x: (-x[1], str(x[0])))[:4]
     words: list[str] = []
     for (rank, root, cause), ns in top:
-        where = "" if root is None else (" of its own" if root == rank else f" of {facts.name(root)}")
-        words.append(f"{facts.name(rank)} waits {ms(ns / facts.steps)} a step for {_WORDS[str(cause)]}{where}" if facts.period_ns
-                     else f"{facts.name(rank)} waits {ms(ns)} for {_WORDS[str(cause)]}{where}")  # fmt: skip
+        if ns * 200 < total:
+            continue
+        whose = "" if root is None else facts.name(root)
+        if cause in _POSSESSIVE:
+            whose = "its own" if root == rank else f"{whose}'s"
+        length = f"{ms(ns / facts.steps)} a step" if facts.period_ns else ms(ns)
+        words.append(f"{facts.name(rank)} waits {length} for {_WORDS[str(cause)].format(whose)}")
     doubt = facts.cause_ns(None, "unknown", "ambiguous") / total
     coverage = (
         f"{percent(1 - doubt)} of the idle time is explained."
@@ -185,6 +208,8 @@ def _graphs(facts: Facts) -> _Answer:
         )
     enabled = facts.server("cuda_graph", "enabled")
     flag = {True: "CUDA graphs are on: ", False: "CUDA graphs are off: "}.get(cast("bool", enabled), "")
+    if enabled is True and "decode" not in modes:
+        flag = "CUDA graphs are on for decoding, and only prefill is in the window: "
     text = "; ".join(words)
     return (True, [(flag + text if flag else text[:1].upper() + text[1:]) + "."])
 
@@ -197,7 +222,14 @@ def _merge(facts: Facts) -> _Answer:
     if merged is None:
         return (False, ["Unknown: no micro-batch was seen whole on two stages.", ""])
     size = cast("Row", batches["batch_size"])
-    sizes = f"{size['p50']}" if size["min"] == size["max"] else f"{size['min']} to {size['max']} (median {size['p50']})"
+    seen = sorted({s for s in facts.slot_sizes() if s}, reverse=True)
+    if size["min"] == size["max"]:
+        sizes = f"{size['p50']} request{'' if size['p50'] == 1 else 's'}"
+    else:
+        sizes = f"{size['min']} to {size['max']} requests"
+        sizes = (
+            f"{ints(seen)} requests" if len(seen) > 1 and {size["min"], size["max"]} == {seen[0], seen[-1]} else sizes
+        )
     if merged:
         return (
             True,
@@ -206,7 +238,7 @@ def _merge(facts: Facts) -> _Answer:
                 "",
             ],
         )
-    text = f"No: all {compared} micro-batches compared keep their size on every stage ({sizes} {'request' if sizes == '1' else 'requests'}). SGLang never merges them; a request stays in its slot for life."
+    text = f"No: all {compared} micro-batches compared keep their size on every stage ({sizes}). SGLang never merges them; a request stays in its slot for life."
     waits = facts.blamed_ns(cause="downstream_backpressure") + facts.blamed_ns(cause="control_message")
     return (
         True,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-__all__ = ["Facts", "ints", "ms", "number", "percent"]
+__all__ = ["Facts", "held", "ints", "ms", "number", "percent"]
 
 Row = Mapping[str, object]
 
@@ -122,6 +122,13 @@ class Facts:
         value = self.server("throughput", "decode")
         return float(value) if isinstance(value, int | float) else None
 
+    def prefills(self) -> bool:
+        """Whether most forwards of the window are prefills."""
+        by_mode: dict[str, int] = {}
+        for row in self.rows("forward_modes"):
+            by_mode[str(row["mode"])] = by_mode.get(str(row["mode"]), 0) + number(row, "forwards")
+        return 2 * by_mode.get("decode", 0) < sum(by_mode.values())
+
     def cause_ns(self, rank: int | None, *causes: str) -> int:
         """Bubble nanoseconds of some causes, of one rank or of all."""
         total = 0
@@ -150,3 +157,12 @@ def ints(values: Sequence[int]) -> str:
     """`31 and 1`, `8, 8, 8 and 0`."""
     words = [str(v) for v in values]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1] if words else "none"
+
+
+def held(sizes: Sequence[int]) -> str:
+    """What the slots hold: `31 and 1`, and of more than four `4 slots of 8, 12 empty`."""
+    if len(sizes) <= 4:
+        return ints(sizes)
+    counts = {size: sum(s == size for s in sizes) for size in sorted(set(sizes), reverse=True)}
+    words = [f"{n} empty" if not size else f"{n} slot{'s' if n > 1 else ''} of {size}" for size, n in counts.items()]
+    return ", ".join(words)

@@ -13,7 +13,8 @@ class Draft:
     """A finding before its prediction. `changes` are words of `traceana whatif` (`pp_max_micro_batch_size=4`,
     `host 0=-2.5ms`, ...) that stand for the action; empty where no prediction is possible. `ceiling` is the share of
     the window that fixing it can give at most when there is no prediction. Where no action is predicted to gain,
-    `fallback` takes its place; without one the finding is dropped: advice that loses is none."""
+    `fallback` takes its place; without one the finding is dropped: advice that loses is none. `probes` are predicted for
+    the evidence only: (what would be, words)."""
 
     id: str
     title: str
@@ -25,6 +26,7 @@ class Draft:
     ceiling: float = 0.0
     alternatives: tuple[tuple[str, tuple[str, ...]], ...] = field(default=())
     fallback: str | None = None
+    probes: tuple[tuple[str, tuple[str, ...]], ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)

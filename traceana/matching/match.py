@@ -62,7 +62,10 @@ def match(
         visits[me], calls[me] = find_visits(r, slots=slots), launches(r)
         endpoints[me] = p2p_endpoints(r, visits[me], calls[me])
     edges = pl.concat([e.select("src", "dst", "kind") for e in endpoints.values()]) if endpoints else pl.DataFrame()
-    topology = find_topology([r.info for r in capture.ranks], edges, pp_size=_facts_int(capture, "pp_size"))
+    topology = find_topology(
+        [r.info for r in capture.ranks], edges,
+        pp_size=_facts_int(capture, "pp_size"), tp_size=_facts_int(capture, "tp_size"),
+    )  # fmt: skip
     if slots is None and topology.is_pipeline and _depth_is_zero(visits, capture):
         # At async depth 0 the loop has one slot a stage; with a depth the trace alone does not tell how many.
         slots = topology.pp_size

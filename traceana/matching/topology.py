@@ -46,8 +46,11 @@ def _ring(stage: dict[int, int], lane: Mapping[int, tuple[int, ...]], pp_size: i
     return Topology(pp_size, stage, following, before, source)
 
 
-def find_topology(infos: Sequence[RankInfo], edges: pl.DataFrame, *, pp_size: int | None = None) -> Topology:
-    """The topology of `infos`, from their pipeline ranks, else from `edges` (columns src, dst, kind, count).
+def find_topology(
+    infos: Sequence[RankInfo], edges: pl.DataFrame, *, pp_size: int | None = None, tp_size: int | None = None
+) -> Topology:
+    """The topology of `infos`, from their pipeline ranks, else from `edges` (columns src, dst, kind, count), else from
+    the server's sizes where all its ranks are there.
 
     Without pipeline ranks the proxy messages tell the order: they flow from a stage to the next one only.
     """
@@ -70,4 +73,8 @@ def find_topology(infos: Sequence[RankInfo], edges: pl.DataFrame, *, pp_size: in
             at, s = forward.get(at, -1), s + 1
     if stage and len(stage) == len(ranks):
         return _ring(stage, lane, max(stage.values()) + 1, "the direction of activation messages")
+    tp = tp_size or 1
+    if pp_size is not None and pp_size > 1 and sorted(ranks) == list(range(pp_size * tp)):
+        # SGLang counts ranks through the stages: rank = pp_rank * tp_size + tp_rank.
+        return _ring({r: r // tp for r in ranks}, {r: (r % tp,) for r in ranks}, pp_size, "the server's pp_size")
     return Topology(1, dict.fromkeys(ranks, 0), {}, {}, "no pipeline traffic and no pipeline ranks in the names")

@@ -12,7 +12,7 @@ from traceana.model.kernel_classes import CLASSES
 from traceana.simulate.growth import PPM
 
 __all__ = [
-    "CAUSES", "SETTINGS", "Change", "conflicts", "parse_host", "parse_link", "parse_remove", "parse_scale", "parse_set",
+    "CAUSES", "PLACES", "SETTINGS", "Change", "conflicts", "parse_host", "parse_link", "parse_remove", "parse_scale", "parse_set",
     "parse_words",
 ]  # fmt: skip
 
@@ -30,6 +30,12 @@ CAUSES = (
     "launch_latency",
     "profiler",
 )
+# Spans of SGLang's loop to the piece of the host's time that an addition to them lengthens.
+PLACES = {
+    "recv_requests": "receive", "get_next_batch_to_run": "schedule", "recv_proxy": "await_proxy", "run_batch": "prepare",
+    "process_batch_result": "process", "send_proxy_dict_to_next_stage": "send_proxy",
+    "send_res_dict_to_next_stage": "send_output", "recv_res_dict_from_prev_stage": "await_result",
+}  # fmt: skip
 _UNITS = {"": 1_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _MOST_FACTOR = 1_000 * PPM
@@ -38,7 +44,7 @@ _MOST_FACTOR = 1_000 * PPM
 @dataclass(frozen=True, slots=True)
 class Change:
     """One change. `kind` is set, scale (a removal is a factor of 0), host or link; `key` the setting, the target
-    (`name:REGEX`, `class:NAME`, `cause:NAME`), the stage or `SRC-DST`; `value` an integer, a flag (0 or 1), layers, a
+    (`name:REGEX`, `class:NAME`, `cause:NAME`), the stage (`0`, or `0@SPAN`) or `SRC-DST`; `value` an integer, a flag (0 or 1), layers, a
     factor in parts per million, or nanoseconds. `text` is what was asked."""
 
     kind: str
@@ -132,13 +138,18 @@ def _factor(text: str, whole: str) -> int:
 
 
 def parse_host(text: str) -> Change:
-    """`STAGE=+MS` or `STAGE=-MS`: host time per visit of a stage (`us` and `ns` are understood)."""
-    found = re.fullmatch(r"\s*(\d{1,4})\s*=\s*([+-]?)(\d{1,6})(?:\.(\d{1,9}))?\s*(ms|us|ns)?\s*", text)
+    """`STAGE=+MS` or `STAGE=-MS`: host time per visit of a stage (`us` and `ns` are understood); `STAGE@SPAN=+MS` says
+    where it is added."""
+    found = re.fullmatch(r"\s*(\d{1,4})(?:@(\w+))?\s*=\s*([+-]?)(\d{1,6})(?:\.(\d{1,9}))?\s*(ms|us|ns)?\s*", text)
     if found is None:
-        raise _fail("not STAGE=+MS or STAGE=-MS", text, "write for instance 0=-3ms")
-    value = Fraction(f"{found[3]}.{found[4] or 0}") * _UNITS[found[5] or ""]
-    amount = int(value) * (-1 if found[2] == "-" else 1)
-    return Change("host", found[1], amount, f"host {text.strip()}")
+        raise _fail("not STAGE=+MS or STAGE=-MS", text, "write for instance 0=-3ms, or 0@process_batch_result=+3ms")
+    if found[2] is not None and found[2] not in PLACES:
+        raise _fail("unknown place", text, f"places are {', '.join(PLACES)}")
+    if found[2] is not None and found[3] == "-":
+        raise _fail("a place with less time", text, "what is taken off is found where it is: leave the place out")
+    value = Fraction(f"{found[4]}.{found[5] or 0}") * _UNITS[found[6] or ""]
+    amount = int(value) * (-1 if found[3] == "-" else 1)
+    return Change("host", found[1] + (f"@{found[2]}" if found[2] else ""), amount, f"host {text.strip()}")
 
 
 def parse_link(text: str) -> Change:

@@ -25,7 +25,7 @@ _GRAPH_LAUNCH = ((0, 4_000), (30, 13_400), (300, 113_400), (1_000, 234_300))
 # The same code in another place: where a piece has no counterpart on another stage, its twin on this one is compared.
 _TWINS = {
     "await_proxy": "await_result", "receive_proxy": "receive_result", "send_proxy": "send_output",
-    "post_proxy": "post_output",
+    "post_proxy": "post_output", "tail": "prepare",
 }  # fmt: skip
 # Code that is the same on every stage; the others hold what only some stages do, under the same name.
 _SAME = (
@@ -40,7 +40,7 @@ _SAME = (
 )
 _TIMES, _LEAST_NS, _FEWEST = 3, 500_000, 3
 _ALIKE = 1.6  # the captures' stages differ by up to 1.43 in the same code, profiled
-_LAUNCH, _TAIL = COLUMNS.index("launch"), COLUMNS.index("tail")
+_LAUNCH = COLUMNS.index("launch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def planted(parts: Parts) -> list[IntArray]:
     for stage, floor in enumerate(floors):
         extra = np.zeros(len(COLUMNS), dtype=np.int64)
         for column, name in enumerate(COLUMNS):
-            if column == _TAIL or (column == _LAUNCH and parts.stages[stage].graphed.any()):
+            if column == _LAUNCH and parts.stages[stage].graphed.any():
                 continue
             others = [u[column] for s, u in enumerate(usual) if s != stage and u[column] > 0]
             if not others and name in _TWINS:

@@ -235,12 +235,12 @@ def _around(
 
 
 def _layers(table: pl.DataFrame) -> int | None:
-    """How often the forward repeats its layer: the commonest count, above one, of a kernel in a forward. None where
+    """How often the forward repeats its layer: the commonest count, above two, of a kernel in a forward. None where
     fewer than three kernels share it, or where its multiples explain less than half of the time."""
     if table.height == 0:
         return None
     usual = table.group_by("name").agg(pl.col("count").mode().min(), pl.col("ns").sum())
-    names = Counter(int(c) for c in usual.get_column("count") if c > 1)
+    names = Counter(int(c) for c in usual.get_column("count") if c > 2)  # two may be one layer's
     if not names:
         return None
     base, shared = max(names.items(), key=lambda item: (item[1], item[0]))

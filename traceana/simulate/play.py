@@ -146,7 +146,8 @@ class _Stage:
         host = host * scenario.columns // PPM
         if scenario.taken[s]:
             host = _without(host, known, scenario.taken[s])
-        host[:, _SCHEDULE] += scenario.host[s]
+        host += scenario.host[s]
+        host[:, _SCHEDULE] += scenario.anywhere[s]
         self.host = host
 
     def steps(self, batch: int, experts: Experts, ends: Ends, largest_graph: int | None) -> tuple[int, list[Step]]:

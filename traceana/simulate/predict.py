@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from itertools import product
+from typing import TypeAlias, cast
 
 from traceana.errors import ModelError, TraceanaError
 from traceana.model.model import Model
@@ -14,13 +15,16 @@ from traceana.simulate.growth import CONSTANT, GROWING, MIDDLE, PPM, Experts, ex
 from traceana.simulate.merge import merged_ratio
 from traceana.simulate.parts import Parts, measure
 from traceana.simulate.play import EAGER_NS, Ends, Round, play, play_as_profiled, services
-from traceana.simulate.scenario import Scenario, apply
+from traceana.simulate.scenario import Scenario, apply, placed
+from traceana.simulate.work import stage_work
 
 __all__ = ["NOISE_PERCENT", "Prediction", "Predictor", "StageFigures", "predict", "predict_many", "pricer"]
 
 # Two runs of one server differ by more than 5 % in a quarter of the pairs (docs/concepts/whatif.md).
 NOISE_PERCENT = 6
 _IDENTITY_PERCENT = 5  # what the model may miss the profiled period by
+# Where host time whose place is not said may be besides, for the range.
+_ELSEWHERE = "process"
 METHOD = (
     "slot-level simulation of SGLang's pipeline loop with this capture's host pieces, GPU times and hops; "
     "own throughput times the predicted ratio"
@@ -124,18 +128,20 @@ class Predictor:
             for growth in ((MIDDLE, CONSTANT, GROWING) if beyond else (MIDDLE,))
             for cost in (tuple(reversed(EAGER_NS)) if eager else EAGER_NS[1:])
         ]
+        scenarios = [scenario, placed(scenario, _ELSEWHERE)] if any(scenario.anywhere) else [scenario]
         outcomes: list[tuple[int, Round, Calibration, Ends, str]] = []
-        for calibration in calibrations:
+        for calibration, played in product(calibrations, scenarios):
             for arrival, pattern in scenario.patterns:
                 for end in ends:
-                    done = play(parts, scenario, calibration.speed, pattern, self.experts, end, largest)
+                    done = play(parts, played, calibration.speed, pattern, self.experts, end, largest)
                     ratio = done.throughput * PPM // max(calibration.round.throughput, 1)
                     if scenario.merge:
-                        service = services(parts, scenario, calibration.speed, self.experts, end)
+                        service = services(parts, played, calibration.speed, self.experts, end)
                         ratio = ratio * merged_ratio(pattern, done.ns, service, serial_last=scenario.depth == 0) // PPM
                     if not parts.decode:
                         ratio = self._diluted(ratio, calibration)
-                    outcomes.append((ratio, done, calibration, end, arrival))
+                    where = arrival if played is scenario else f"{arrival}, {_ELSEWHERE}"
+                    outcomes.append((ratio, done, calibration, end, where))
         return self._summary(changes, scenario, calibrations, outcomes, unseen, beyond, eager)
 
     def _summary(
@@ -250,6 +256,11 @@ class Predictor:
                 f"kernels launched one by one cost the host {low} to {high} us each, unprofiled (defaults, not measured "
                 "here)"
             )
+        if any(scenario.anywhere):
+            out.append(
+                "host time is added to the scheduling, for the range also behind the forward, where less can hide: "
+                "--host STAGE@SPAN=+MS says where"
+            )
         if scenario.graph is True:
             out.append("kernels of a graph are taken as fast as launched one by one, with 0.5 us between them")
         return out
@@ -266,14 +277,18 @@ def predict_many(model: Model, alternatives: Sequence[Sequence[Change]]) -> list
     return [predictor.predict(changes) for changes in alternatives]
 
 
-def pricer(model: Model) -> Callable[[Sequence[Sequence[str]]], list[Mapping[str, object] | None]] | None:
+_Price: TypeAlias = "Callable[[Sequence[Sequence[str]]], list[Mapping[str, object] | None]]"
+
+
+def pricer(model: Model) -> tuple[_Price | None, list[dict[str, object]]]:
     """What prices findings: for each list of changes in the words of `traceana whatif` (see
     `traceana.simulate.changes.parse_words`) the `predicted` object of its document with `low` and `high`, None where
-    the change does not fit the capture. None instead of a function where the capture cannot be played at all."""
+    the change does not fit the capture. And what each stage does (`traceana.simulate.work.stage_work`). None and
+    nothing where the capture cannot be played at all."""
     try:
         predictor = Predictor(model)
     except ModelError:
-        return None
+        return None, []
 
     def price(alternatives: Sequence[Sequence[str]]) -> list[Mapping[str, object] | None]:
         out: list[Mapping[str, object] | None] = []
@@ -286,7 +301,7 @@ def pricer(model: Model) -> Callable[[Sequence[Sequence[str]]], list[Mapping[str
                 out.append(cast("Mapping[str, object]", document["predicted"]))
         return out
 
-    return price
+    return price, stage_work(predictor.parts)
 
 
 def _between(parts: Parts, batch: int) -> bool:

@@ -12,14 +12,14 @@ import polars as pl
 
 from traceana.errors import TraceanaError
 from traceana.intervals import IntArray
-from traceana.simulate.changes import Change, conflicts
+from traceana.simulate.changes import PLACES, Change, conflicts
 from traceana.simulate.growth import PPM
 from traceana.simulate.kernels import APART, BODY
 from traceana.simulate.loop import Hops
 from traceana.simulate.parts import COLUMNS, Parts
 from traceana.simulate.slots import FIRST_ALONE, Admission, admission, arrivals_that_explain, fill
 
-__all__ = ["Scenario", "apply", "unchanged"]
+__all__ = ["Scenario", "apply", "placed", "unchanged"]
 
 _LAUNCHING = ("prepare", "launch", "tail", "after_launch")
 _COLUMNS_OF = {
@@ -35,7 +35,8 @@ _NODE_GAP_NS = 500
 class Scenario:
     """A server to play. Per stage and row: `gpu` ns, `apart` ns of kernels outside the forward's body by place,
     `nodes` kernels in graphs, `issue` the factor (ppm) on the calls that launch one by one. `columns` are factors
-    (ppm) on host pieces, `host` ns added to each stage's visits, `taken` ns taken off. `patterns` are the slots'
+    (ppm) on host pieces, `host` ns added per stage and piece, `anywhere` ns added to a stage whose place is not said (it
+    is taken to be in the scheduling, and may be behind the forward), `taken` ns taken off. `patterns` are the slots'
     batches by order of arrival, the likeliest first. `graph` is None where launching stays as it was."""
 
     gpu: tuple[IntArray, ...]
@@ -46,7 +47,8 @@ class Scenario:
     hops: tuple[Hops, ...]
     patterns: tuple[tuple[str, tuple[int, ...]], ...]
     depth: int
-    host: tuple[int, ...]
+    host: IntArray
+    anywhere: tuple[int, ...]
     taken: tuple[int, ...]
     graph: bool | None = None
     merge: bool = False
@@ -66,7 +68,8 @@ def unchanged(parts: Parts) -> Scenario:
         hops=parts.hops,
         patterns=(("as seen", parts.slots),),
         depth=parts.depth,
-        host=(0,) * stages,
+        host=np.zeros((stages, len(COLUMNS)), dtype=np.int64),
+        anywhere=(0,) * stages,
         taken=(0,) * stages,
     )
 
@@ -161,16 +164,28 @@ def _scaled_hop(hop: Hops, names: Sequence[str], factor: int) -> Hops:
 
 
 def _host(parts: Parts, scenario: Scenario, change: Change) -> Scenario:
-    stage = int(change.key)
+    number, _, place = change.key.partition("@")
+    stage = int(number)
     if stage >= len(parts.stages):
         raise TraceanaError(
             "no such stage", where=change.text, hint=f"stages are 0 to {len(parts.stages) - 1}, as in --host 0=-3ms"
         )
     amount = change.value if isinstance(change.value, int) else 0
-    name = "host" if amount >= 0 else "taken"
+    if place:
+        host = scenario.host.copy()
+        host[stage, COLUMNS.index(PLACES[place])] += amount
+        return replace(scenario, host=host)
+    name = "anywhere" if amount >= 0 else "taken"
     values = list(getattr(scenario, name))
     values[stage] += abs(amount)
-    return replace(scenario, host=tuple(values)) if amount >= 0 else replace(scenario, taken=tuple(values))
+    return replace(scenario, anywhere=tuple(values)) if amount >= 0 else replace(scenario, taken=tuple(values))
+
+
+def placed(scenario: Scenario, piece: str) -> Scenario:
+    """The scenario with what is added `anywhere` in one piece of the host's time."""
+    host = scenario.host.copy()
+    host[:, COLUMNS.index(piece)] += np.array(scenario.anywhere, dtype=np.int64)
+    return replace(scenario, host=host, anywhere=(0,) * len(scenario.anywhere))
 
 
 def _link(parts: Parts, scenario: Scenario, change: Change) -> Scenario:

@@ -132,7 +132,9 @@ def test_tensor_parallel_capture_says_that_there_is_no_pipeline() -> None:
     answers = cast("list[dict[str, Any]]", document["answers"])
     assert "no pipeline" in answers[0]["answer"]
     assert cast("dict[str, Any]", document["model"])["tau_ns"] is None
-    assert cast("list[dict[str, Any]]", document["findings"]) == []
+    # Rank 0 computes longer than rank 1: said, without a gain that nobody can promise.
+    findings = cast("list[dict[str, Any]]", document["findings"])
+    assert [(f["id"], f["recoverable_fraction"], f["predicted"]) for f in findings] == [("late_rank", 0, None)]
 
 
 def test_gpu_only_capture_says_what_it_cannot_know() -> None:

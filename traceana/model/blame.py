@@ -72,8 +72,8 @@ def _joined(parts: Sequence[_Pieces]) -> _Pieces:
 
 def _in_order(parts: Sequence[_Pieces]) -> _Pieces:
     """All pieces by rank and time."""
-    every = _joined(parts)
-    return every.take(np.lexsort((every.lo, every.rank)))
+    order = np.lexsort([np.concatenate([getattr(p, f) for p in parts]) for f in ("lo", "rank")])
+    return _Pieces(*(np.concatenate([getattr(p, f) for p in parts])[order] for f in _Pieces.__slots__))
 
 
 class _Blamer:

@@ -292,9 +292,9 @@ class _Walker:
         if not self.out:
             none = np.zeros(0, dtype=np.int64)
             return Links(none, none, none, none, none, none, none, none, np.zeros(0, dtype=np.bool_), none)
-        columns = [np.concatenate([o[k] for o in self.out]) for k in range(10)]
-        order = np.lexsort((columns[1], columns[0]))
-        return Links(*(x[order] for x in columns))
+        chain, link = (np.concatenate([o[k] for o in self.out]) for k in range(2))
+        order = np.lexsort((link, chain))
+        return Links(*(np.concatenate([o[k] for o in self.out])[order] for k in range(10)))
 
 
 def walk(graph: Graph, head: IntArray, begin: IntArray) -> Links:

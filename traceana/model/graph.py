@@ -311,6 +311,7 @@ def build_graph(trace: Trace, phases: Sequence[pl.DataFrame]) -> Graph:
         parts.append(part)
         members.append(member)
     act = Activities(*(np.concatenate([getattr(p, f) for p in parts]) for f in Activities.__slots__))
+    del parts  # as large as what was made of them
     # Forwards, and which one an activity belongs to.
     forwards = trace.forwards.sort("rank", "visit")
     f_rank = np.array([at[int(r)] for r in forwards.get_column("rank")], dtype=np.int64)

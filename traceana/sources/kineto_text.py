@@ -18,7 +18,7 @@ from traceana.sources.limits import Limits
 
 __all__ = ["BLOCK", "text_blocks"]
 
-BLOCK = 1 << 22
+BLOCK = 1 << 21
 _DAMAGED = cast("type[Exception]", isal_zlib.error)
 _READ = 1 << 19
 _GZ = b"\x1f\x8b"

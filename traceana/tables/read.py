@@ -6,6 +6,8 @@ down.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import tempfile
 import threading
@@ -115,6 +117,7 @@ def read_capture(
             read_rank, store=store, limits=limits, cache=cache, memory=(memory or Memory()) if here else None
         )
         reads = _read_all([(path, urls.get(path)) for path in listing.traces], reading, progress, executor)
+        _hand_back()
         sound = [_opened(read, store, kept) for read in reads if read.said is not None]
         losses += [_unread(read, alone=not sound) for read in reads if read.error is not None]
         if not sound:
@@ -142,6 +145,13 @@ def _opened(read: RankRead, store: Store, kept: Kept) -> RankRead:
             hint="set TRACEANA_CACHE_DIR to storage that this machine and all workers share: a folder, or s3://...",
         )
     return replace(read, tables=found[0])
+
+
+def _hand_back() -> None:
+    """Gives memory that parsing freed back to the system. glibc keeps it for the threads that had it, which are gone;
+    other platforms have no such call, and need none."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _read_all(

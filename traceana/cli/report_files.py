@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
+from traceana.outputs.files import new_folder
 from traceana.outputs.html import write_html
 from traceana.outputs.jsonfile import write_json
 from traceana.outputs.parquet import write_tables
@@ -44,13 +45,15 @@ def write_merged(path: Path, report: Report, args: Args = "key") -> dict[str, in
 
 
 def write_report(out: Path, report: Report, say: Callable[[str], None]) -> list[Path]:
-    """Write all files of a report into the folder `out`; their paths. Each is whole or absent. Raises OutputError."""
-    say("write report.json")
-    write_json(out / "report.json", report.document)
-    say("write report.html")
-    write_html(out / "report.html", report.document, report.tables)
-    say("write merged.pftrace")
-    write_merged(out / "merged.pftrace", report)
-    say("write tables")
-    write_tables(out / "tables", report.tables)
+    """Write all files of a report into the folder `out`; their paths. They appear together once all are written, so
+    that a full disk or a kill leaves what was there. Raises OutputError."""
+    with new_folder(out) as folder:
+        say("write report.json")
+        write_json(folder / "report.json", report.document)
+        say("write report.html")
+        write_html(folder / "report.html", report.document, report.tables)
+        say("write merged.pftrace")
+        write_merged(folder / "merged.pftrace", report)
+        say("write tables")
+        write_tables(folder / "tables", report.tables)
     return [out / "report.html", out / "report.json", out / "merged.pftrace", out / "tables"]

@@ -218,6 +218,6 @@ def _strings(
     rows: list[Sequence[object]] = []
     for at in range(0, len(ids), 500):
         some = ",".join(map(str, ids[at : at + 500]))
-        query = f"SELECT id, value FROM StringIds WHERE id IN ({some})"
+        query = f"SELECT CAST(id AS INTEGER), CAST(value AS TEXT) FROM StringIds WHERE id IN ({some})"
         rows += _rows(database, tables, "StringIds", query, losses)
     return pl.DataFrame(rows, schema={"id": pl.Int64(), "value": pl.String()}, orient="row", strict=False)

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -42,6 +43,7 @@ _TABLES: Mapping[str, schema.Table] = {
     "losses": schema.LOSSES,
 }
 _BLOCK = 1 << 20
+_ABANDONED_S = 3600  # an entry that nobody has added a file to for this long has no writer any more
 _UNSOUND = (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError, SchemaError)
 
 
@@ -124,6 +126,10 @@ class Store:
     ) -> None:
         """Beside its place and renamed into it. A sound entry stays as it is: another run may be reading it."""
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for left in place.parent.glob(".new-*"):  # by a run that was killed
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > _ABANDONED_S:
+                    shutil.rmtree(left, ignore_errors=True)
         made = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
         try:
             for name, frame in frames.items():

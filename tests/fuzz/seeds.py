@@ -12,12 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import kineto_files as kf
 from nsys_export import Export, pid_of, tid_of
 
 from traceana.demo_capture import demo_folder
 from tracegen import build
 
-__all__ = ["Files", "beside", "exports", "traces"]
+__all__ = ["Files", "beside", "exports", "tiny", "traces"]
 
 Files = dict[str, bytes]
 """A capture: path in its folder -> bytes."""
@@ -38,6 +39,25 @@ def traces() -> tuple[Files, ...]:
     found = [_generated(name) for name in ("hand_late_sender", "hand_blocked_send")]
     more = [Path(p) for p in os.environ.get(_EXTRA, "").split(os.pathsep) if p]
     return (*found, *(_excerpt(folder) for folder in (demo_folder(), *more)))
+
+
+@cache
+def tiny() -> Files:
+    """Two ranks of a few dozen events, which a reader takes milliseconds for."""
+    events = [
+        event
+        for n in range(12)
+        for event in (
+            kf.span("user_annotation", "recv_requests", 900 * n, 100),
+            kf.span("user_annotation", "run_batch", 900 * n + 200, 300),
+            kf.launch(900 * n + 210, 50, n + 1),
+            kf.kernel(f"gemm_{n % 3}", 900 * n + 300, 400, n + 1, est=kf.Number("0.5")),
+        )
+    ]
+    names = ("1795969813.5867767-TP-0-PP-0.trace.json", "1795969813.5867767-TP-0-PP-1.trace.json")
+    layouts = ("kineto", "tight")
+    texts = (kf.text(events, kf.header(rank, 2), layouts[rank]).encode() for rank in range(2))
+    return {f"trace/{name}": text for name, text in zip(names, texts, strict=True)}
 
 
 @cache

@@ -19,8 +19,8 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
 def loss(name: str, severity: Severity, count: int, detail: str, rank: int | None = None) -> Loss:
     """One row: what was lost (`name`), how much of it (`count`), and where, in words (`detail`)."""
     # Names of files and of events may hold halves of surrogate pairs, which no table and no file can.
-    words = detail.encode(errors="backslashreplace").decode()
-    return {"name": name, "severity": severity, "rank": rank, "count": count, "detail": words}
+    name, detail = (text.encode(errors="backslashreplace").decode() for text in (name, detail))
+    return {"name": name, "severity": severity, "rank": rank, "count": count, "detail": detail}
 
 
 def losses_frame(rows: Sequence[Loss]) -> pl.DataFrame:

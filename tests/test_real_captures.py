@@ -40,7 +40,7 @@ def test_two_percent_of_the_bubble_at_most_stay_unexplained(letter: str) -> None
         assert 50 * causes["ambiguous"] <= stage["bubble_ns"]
 
 
-@pytest.mark.parametrize(("letter", "batch"), [("A", 8), ("H", 16)])
+@pytest.mark.parametrize(("letter", "batch"), [("demo", 8), ("A", 8), ("H", 16)])
 def test_batches_and_messages_of_a_balanced_pipe(letter: str, batch: int) -> None:
     report = report_of(real(letter))
     trace = report.model.trace
@@ -110,6 +110,7 @@ def test_ring_term_explains_the_period_of_the_capped_pipe() -> None:
 @pytest.mark.parametrize(
     ("letter", "finding"),
     [
+        ("demo", "micro_batch_cap"),
         ("A", "micro_batch_cap"),
         ("B", "greedy_slots"),
         ("D", "cuda_graphs_off"),

@@ -113,12 +113,7 @@ def summary(folder: Path, document: Mapping[str, Any]) -> str:
             + (f"{start / 1e9:.2f} s when it began and " if start else "")
             + f"{figures['stall_ns'] / 1e9:.1f} s while it exported"
         )
-    notable = ("profiler_heap_corruption",)
-    lines += [
-        f"  {p['severity'] if p['severity'] != 'info' else 'note'}: {p['name']}: {p['detail']}"
-        for p in document["problems"]
-        if p["severity"] != "info" or p["name"] in notable
-    ]
+    lines += [f"  {p['severity']}: {p['name']}: {p['detail']}" for p in document["problems"] if p["severity"] != "info"]
     return "\n".join(lines)
 
 

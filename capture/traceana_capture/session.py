@@ -293,20 +293,12 @@ class Session:
         try:
             if self.died() is None and self.server.alive():
                 self._measured.after()
-                self._lived_on()
                 facts.save_answers(self.server, self.folder / "server", "_end")
                 return
             reason = self.died() or outcome.ended_by
         except Unreachable as error:
             reason = str(error)
         self.manifest.problem("server_died", "error", reason)
-
-    def _lived_on(self) -> None:
-        """The server answers after the profile: what could have ended it is worth knowing, and no fault of the data."""
-        for problem in self.manifest.document["problems"]:
-            if problem["name"] == "profiler_heap_corruption":
-                problem["severity"] = "info"
-                problem["detail"] += "; after this profile it lives on"
 
     def _fetch(self, outcome: Outcome) -> dict[int, str]:
         names: dict[int, str] = {}

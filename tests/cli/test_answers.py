@@ -68,7 +68,7 @@ def test_a_kept_answer_fails_the_gate_too(capture: Path, capsys: pytest.CaptureF
 def test_every_file_that_a_report_looks_at_is_in_the_key(capture: Path, tmp_path: Path) -> None:
     from traceana.sources.folder import list_folder
 
-    (capture / "server").mkdir()
+    (capture / "server").mkdir(exist_ok=True)
     (capture / "server" / "more.log").write_text("nothing yet")
     seen = {answer_key(capture, {})}
     listing = list_folder(capture, Limits())
@@ -76,7 +76,7 @@ def test_every_file_that_a_report_looks_at_is_in_the_key(capture: Path, tmp_path
         path.write_bytes(path.read_bytes() + b" ")
         seen.add(answer_key(capture, {}))
     assert len(seen) == 1 + len(listing.traces) + len(listing.beside)
-    (capture / "trace" / "link").symlink_to(tmp_path / "elsewhere")
+    (capture / "ranks" / "link").symlink_to(tmp_path / "elsewhere")
     seen.add(answer_key(capture, {}))
     (capture / "new.txt").write_text("")
     seen.add(answer_key(capture, {}))

@@ -23,7 +23,7 @@ def test_parts_sum_to_the_change_to_the_nanosecond(left: str, right: str, capsys
 
 
 def test_gates(capsys: pytest.CaptureFixture[str]) -> None:
-    same = str(real("A"))
+    same = str(real("demo"))
     assert run(["diff", same, same, "--fail-on", "throughput<-3%"]) == 0
     assert run(["diff", same, same, "--fail-on", "throughput<3%"]) == 3
     assert "gate failed: throughput<3%" in capsys.readouterr().err
@@ -35,7 +35,7 @@ def test_gates(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_text_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    same = str(real("A"))
+    same = str(real("demo"))
     assert run(["diff", same, same]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line) for line in lines) == 80
@@ -43,7 +43,7 @@ def test_text_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_out_is_the_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    same = str(real("A"))
+    same = str(real("demo"))
     assert run(["diff", f"{same},{same}", same, "--json", "-o", str(tmp_path / "diff.json")]) == 0
     document = json.loads(capsys.readouterr().out)
     assert json.loads((tmp_path / "diff.json").read_text(encoding="utf-8")) == document

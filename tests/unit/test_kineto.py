@@ -18,7 +18,7 @@ from traceana import demo_capture
 from traceana.sources.kineto import RawTrace, read_kineto
 from traceana.sources.kineto_events import COLUMNS, INTS, KIND_OF, NULL
 
-DEMO = sorted((Path(demo_capture.__file__).parent / "capture" / "trace").glob("*.gz"))
+DEMO = sorted((Path(demo_capture.__file__).parent / "capture" / "ranks").glob("*.gz"))
 
 ROUNDED = ("109.70000000000002", "2.0005", "2.0015")
 

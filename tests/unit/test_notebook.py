@@ -22,7 +22,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "notebook.md"
 
 
 def loaded() -> LoadedCapture:
-    capture = traceana.load(real("A"), cache=False)
+    capture = traceana.load(real("demo"), cache=False)
     assert isinstance(capture, LoadedCapture)
     return capture
 
@@ -51,7 +51,7 @@ def test_bad_input_is_a_traceana_error(tmp_path: Path) -> None:
     with pytest.raises(TraceanaError):
         traceana.load(tmp_path)
     with pytest.raises(TraceanaError, match="not a window"):
-        traceana.load(real("A"), window="12")
+        traceana.load(real("demo"), window="12")
 
 
 def test_hta_gets_each_file_under_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ def predictor(letter: str) -> Predictor:
     return Predictor(report_of(real(letter)).model)
 
 
-@pytest.mark.parametrize("letter", ["A", "B", "D", "G", "H", "H2", "I", "M", "Q", "X"])
+@pytest.mark.parametrize("letter", ["demo", "A", "B", "D", "G", "H", "H2", "I", "M", "Q", "X"])
 def test_the_uncalibrated_model_gives_the_profiled_period(letter: str) -> None:
     p = predictor(letter)
     assert p.identity_ns == pytest.approx(p.parts.period_ns, rel=0.05)
@@ -33,6 +33,7 @@ def test_the_uncalibrated_model_gives_the_profiled_period(letter: str) -> None:
         ("H", ("host 0=+3ms",), "Q", 5),
         ("H2", ("host 0=+3ms",), "Q", 5),
         ("Q", ("host 0=-3ms",), "H", 8),
+        ("demo", WIDER, "H", 10),
         ("A", WIDER, "H", 10),
         ("A", ("max_running_requests=64,pp_max_micro_batch_size=32",), "B", 10),
         ("H", NARROWER, "A", 10),

@@ -59,7 +59,7 @@ def test_ranks_read_in_other_processes_are_the_same(tmp_path: Path) -> None:
     merge = [{**event, "pid": f"[TP00-PP0{n % 2}] {event['pid']}"} for n, event in enumerate(EVENTS)]
     kf.write(tmp_path / "merge.json", merge)
     (tmp_path / "broken.trace.json").write_bytes(b"")
-    files = [*sorted((folder / "trace").glob("*.json.gz")), tmp_path / "merge.json", tmp_path / "broken.trace.json"]
+    files = [*sorted((folder / "ranks").glob("*.json.gz")), tmp_path / "merge.json", tmp_path / "broken.trace.json"]
     here = read_capture(files, cache=False)
     assert sorted(here.losses["name"]) == ["merged_trace_left_out", "rank_not_read"]
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:

@@ -1,4 +1,4 @@
-"""The bundled capture that `traceana demo` runs on: two ranks of a real SGLang server (README.md says which)."""
+"""The bundled capture that `traceana demo` runs on, as `traceana capture` left it (fixtures/README.md says how)."""
 
 from __future__ import annotations
 

@@ -13,6 +13,8 @@ from traceana.sources.losses import SEVERITIES, Loss, Severity, loss
 from traceana.sources.server_info import split_command
 from traceana.sources.sidecar import Sidecar, plain, to_ns
 
+_OUTLIVED = frozenset({"profiler_heap_corruption"})  # warns of the server's end: no fault of a whole capture
+
 __all__ = ["Launch", "Recording", "Window", "read_launch", "read_recording"]
 
 
@@ -62,7 +64,7 @@ def read_recording(sidecar: Sidecar) -> tuple[Recording, list[Loss]]:
     windows = document.get("windows")
     steady = _mapping(_mapping(windows).get("steady")) or _mapping(document.get("steady_window"))
     window: tuple[int, int] | None = None
-    losses = [*_problems(document.get("problems"))]
+    losses = [*_problems(document.get("problems"), whole=document.get("status") == "complete")]
     if steady:
         start, end = _moment(steady, "start"), _moment(steady, "end")
         if start is not None and end is not None and start < end:
@@ -131,8 +133,8 @@ def _window(window: Mapping[str, object]) -> Window:
     return Window(ns, _integer(window.get("decode_tokens")), _integer(window.get("prefill_tokens")))
 
 
-def _problems(rows: object) -> Iterator[Loss]:
-    """The recorder's rows that are shaped like losses."""
+def _problems(rows: object, *, whole: bool) -> Iterator[Loss]:
+    """The recorder's rows that are shaped like losses. In a `whole` capture the server did not end."""
     for row in _mappings(rows):
         severity: Severity | None = next((s for s in SEVERITIES if row.get("severity") == s), None)
         if severity is not None and isinstance(row.get("name"), str):
@@ -140,6 +142,7 @@ def _problems(rows: object) -> Iterator[Loss]:
             count = _integer(row.get("count"))
             detail = f"while capturing: {row.get('detail')}"
             known = rank if rank is not None and rank < 2**31 else None
+            severity = "info" if whole and row["name"] in _OUTLIVED else severity
             yield loss(str(row["name"]), severity, 1 if count is None else count, detail, known)
 
 

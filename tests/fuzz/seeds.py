@@ -64,13 +64,14 @@ def tiny() -> Files:
 def beside() -> Files:
     """What lies beside the traces of the bundled capture, the long files cut, and a manifest."""
     found: Files = {}
-    for path in sorted(demo_folder().iterdir()):
-        if path.is_file():
+    for path in sorted(demo_folder().rglob("*")):
+        if path.is_file() and path.suffix != ".gz":
             data = path.read_bytes()
             if path.suffix in (".log", ".csv") or path.name.startswith("metrics"):
                 data = b"".join(data.splitlines(keepends=True)[: _LINES if path.suffix != ".txt" else 400])
-            if path.name == "client_requests.json":
-                data = json.dumps(json.loads(data)[:20]).encode()
+            if path.name == "client.json":
+                document = json.loads(data)
+                data = json.dumps({"load": document["load"], "requests": document["requests"][-20:]}).encode()
             found[path.name] = data
     return found | {"manifest.json": json.dumps(_manifest()).encode()}
 
@@ -96,7 +97,7 @@ def _excerpt(folder: Path) -> Files:
     """A few visits of every rank of a real capture."""
     files: Files = {}
     window: tuple[float, float] | None = None
-    for path in sorted((folder / "trace").glob("[0-9]*.json.gz")):
+    for path in sorted(folder.glob("*/[0-9]*.json.gz")):  # trace/ or ranks/
         document = json.loads(gzip.decompress(path.read_bytes()))
         events: list[Event] = document["traceEvents"]
         window = window or _window(events)

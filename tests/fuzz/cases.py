@@ -105,10 +105,10 @@ KINDS: Mapping[str, Case] = {
     "text": _text,
     "manifest": _document("manifest.json"),
     "server_info": _document("server_info.json"),
-    "requests": _document("client_requests.json"),
-    "metrics": _lines("metrics_steady_start.txt", "metrics_steady_end.txt"),
+    "requests": _document("client.json"),
+    "metrics": _lines("metrics_steady_1_start.txt", "metrics_steady_1_end.txt"),
     "log": _lines("server.log", "command.txt"),
-    "gpu": _lines("gpu_samples.csv"),
+    "gpu": _lines("gpu.csv"),
     "sqlite": _sqlite,
     "sqlite_bytes": _sqlite_bytes,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shlex
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -73,7 +74,8 @@ def beside() -> Files:
                 document = json.loads(data)
                 data = json.dumps({"load": document["load"], "requests": document["requests"][-20:]}).encode()
             found[path.name] = data
-    return found | {"manifest.json": json.dumps(_manifest()).encode()}
+    command = shlex.join(json.loads(found["manifest.json"])["command"])
+    return found | {"manifest.json": json.dumps(_manifest()).encode(), "command.txt": command.encode()}
 
 
 @cache

@@ -359,17 +359,36 @@ def _split_forwards(p: _Pieces, trace: Trace, graph: Graph) -> _Pieces:
     return _in_order(out)
 
 
-def _empty_slot_reason(trace: Trace) -> str:
-    """Why a slot had no batch, from what the server says; a trace alone cannot tell."""
+_EMPTY = ("slot_empty_queue_unknown", "slot_empty_requests_waiting", "slot_empty_all_admitted", "queue_empty")
+
+
+def _empty_slots(trace: Trace, rank: int) -> IntArray:
+    """Why each visit of a rank that holds no batch holds none, as an index into _EMPTY, by number of the visit.
+
+    Whether requests wait the server says (log, metrics); a trace alone cannot tell. Where none waits, either all have
+    been admitted and run in other slots, or there is no request at all: then none of the slots visited in the round
+    before held a batch.
+    """
+    visits = trace.visits.filter(pl.col("rank") == rank).sort("visit")
+    number = visits.get_column("visit").to_numpy()
+    size = int(number.max(initial=-1)) + 1
     facts = trace.capture.server.facts if trace.capture.server is not None else {}
     queue = facts.get("queue")
     waiting = queue.get("p50") if isinstance(queue, dict) else None
     if not isinstance(waiting, int | float):
-        return "slot_empty_queue_unknown"
+        return np.full(size, 0)
     if waiting > 0:
-        return "slot_empty_requests_waiting"
-    running = trace.forwards.height > 0
-    return "slot_empty_all_admitted" if running else "queue_empty"
+        return np.full(size, 1)
+    holds = np.zeros(size, dtype=np.bool_)
+    holds[number] = visits.get_column("run_ts_ns").is_not_null().to_numpy()
+    latest = np.maximum.accumulate(np.where(holds, np.arange(size), -1))
+    slots = trace.slots or max(trace.topology.pp_size, 1)
+    # Of a round that began before the trace nothing is known but what comes next.
+    follows = np.append(np.flatnonzero(holds), size)
+    early = follows[np.searchsorted(follows, np.arange(size))] - np.arange(size) < slots
+    since = np.arange(size) - latest
+    active = np.where(latest >= 0, since < slots, (np.arange(size) < slots - 1) & early)
+    return np.where(active, 2, 3)
 
 
 def _frame(blamer: _Blamer, p: _Pieces) -> pl.DataFrame:
@@ -389,7 +408,10 @@ def _frame(blamer: _Blamer, p: _Pieces) -> pl.DataFrame:
             say(rows, phases.get_column("detail").to_list(), p.phase[rows])
     split = np.flatnonzero((p.element == FORWARD) & (p.phase >= 0))
     say(split, _PARTS, p.phase[split])
-    say(p.cause == CODE["no_work"], [_empty_slot_reason(trace)], 0)
+    for i, r in enumerate(trace.ranks):
+        rows = np.flatnonzero((p.cause == CODE["no_work"]) & (p.root == i) & (p.phase >= 0))
+        if rows.size:
+            say(rows, _EMPTY, _empty_slots(trace, r)[blamer.phases[i].get_column("visit").to_numpy()[p.phase[rows]]])
     unknown = p.cause == CODE["unknown"]
     said = unknown & (p.reason > 0)
     say(said, REASONS, p.reason[said])

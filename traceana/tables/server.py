@@ -98,6 +98,7 @@ def _facts(kinds: Mapping[str, list[Sidecar]], losses: list[Loss]) -> tuple[Serv
         stages=_stages(logs),
         decode=decode,
         prefill=prefill,
+        metrics=metrics,
         clock=clock,
         launch=launch,
         recording=recording,

@@ -11,6 +11,7 @@ import polars as pl
 
 from traceana.sources.losses import Loss, loss
 from traceana.sources.manifest import Launch, Recording
+from traceana.sources.metrics import label
 from traceana.sources.secrets import allowed_env, mask_text, mask_value
 from traceana.sources.server_info import effective_state, layer_split, model_shape
 from traceana.sources.sidecar import plain
@@ -35,6 +36,7 @@ class Evidence:
     stages: pl.DataFrame
     decode: pl.DataFrame
     prefill: pl.DataFrame
+    metrics: pl.DataFrame
     clock: LogClock
     launch: Launch | None = None
     recording: Recording | None = None
@@ -87,7 +89,7 @@ def server_facts(seen: Evidence) -> tuple[dict[str, object], list[Loss]]:
         "micro_batch_cap": cap,
         "cap_source": cap_source,
         "running_per_slot": _running(steady),
-        "queue": _quantiles(steady, "queue"),
+        "queue": _quantiles(steady, "queue") or _queue(seen),
         "kv": {
             "token_usage": _largest(steady, "token_usage"),
             "tokens": _largest(steady, "tokens"),
@@ -172,6 +174,16 @@ def _quantiles(lines: pl.DataFrame, column: str) -> dict[str, object] | None:
         return None
     middle = values.quantile(0.5, interpolation="lower")
     return {"min": values.min(), "p50": None if middle is None else int(middle), "max": values.max()}
+
+
+def _queue(seen: Evidence) -> dict[str, object] | None:
+    """Length of the queue where no decode line tells it: the first stage's gauge, else its prefill lines, which are
+    printed after they have taken from the queue."""
+    gauge = seen.metrics.filter(
+        pl.col("name") == "sglang:num_queue_reqs", label("pp_rank").fill_null("0") == "0", pl.col("value").is_finite()
+    )
+    counts = gauge.group_by("when").agg(pl.col("value").sum().cast(pl.Int64).alias("queue")).sort("when")
+    return _quantiles(counts, "queue") or _quantiles(first_stage(seen.prefill), "queue")
 
 
 def _largest(lines: pl.DataFrame, column: str) -> object:

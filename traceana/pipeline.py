@@ -26,6 +26,7 @@ from traceana.model.build import build_trace
 from traceana.model.model import Model, explain
 from traceana.result import Result
 from traceana.simulate.predict import pricer
+from traceana.sources.limits import Limits
 from traceana.sources.losses import loss, losses_frame
 from traceana.sources.secret_scan import find_secrets
 from traceana.tables import CaptureTables
@@ -50,13 +51,14 @@ class Progress(Protocol):
 @dataclass(frozen=True, slots=True)
 class Options:
     """What a command may ask for. `window` is (start_ns, end_ns) from the start of the common window; `engine` is where
-    ranks are read (`traceana.engine`)."""
+    ranks are read (`traceana.engine`); `limits` bounds what a file may ask for (None: the usual bounds)."""
 
     ranks: Sequence[int] | None = None
     window: tuple[int, int] | None = None
     assume: str | None = None
     cache: bool = True
     engine: str | None = None
+    limits: Limits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,9 @@ def _silent(what: str, done: int = 0, total: int = 0) -> None:
 def _align(path: Place, options: Options, say: Progress) -> _Aligned:
     say("read")
     with open_engine(options.engine) as executor:
-        capture = read_capture(path, ranks=options.ranks, cache=options.cache, executor=executor, progress=say)
+        capture = read_capture(
+            path, ranks=options.ranks, cache=options.cache, executor=executor, progress=say, limits=options.limits
+        )
     assume = Assume.parse(options.assume)
     # Without a belief about the clocks, streams of messages that order alone leaves open stay unpaired.
     unknown = {"slack_ns": None} if assume.kind == "none" else {}

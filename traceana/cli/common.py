@@ -14,6 +14,7 @@ import click
 from traceana.cli import GateError
 from traceana.engine import ENGINES
 from traceana.errors import OutputError
+from traceana.sources.limits import Limits
 from traceana.sources.storage import is_url
 
 if TYPE_CHECKING:  # loaded where they are needed: an answer that was kept needs none of them
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # loaded where they are needed: an answer that was kept needs
 
 __all__ = ["Place", "analysis_options", "default_out", "gate", "make_options", "parse_ranks", "progress", "use_color"]
 
+_LIFTED = "traceana.no_limits"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -52,13 +54,20 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def analysis_options(function: F) -> F:
-    """--ranks, --window, --assume, --no-cache, --engine, --strict and -v."""
+    """--ranks, --window, --assume, --no-limits, --no-cache, --engine, --strict and -v."""
     decorators = (
         click.option("--ranks", metavar="LIST", help="Only these ranks, for instance 0-7 or 0,3."),
         click.option(
             "--window", metavar="START..END", help="Only this part of the common window: ns, or like 12ms..40ms."
         ),
         click.option("--assume", metavar="CLOCK", help="Clock prior: same-host, ntp:MICROSECONDS or none."),
+        click.option(
+            "--no-limits",
+            is_flag=True,
+            expose_value=False,
+            callback=_keep_limits,
+            help="Read files of any size, and gz files that unpack to very much more.",
+        ),
         click.option("--no-cache", is_flag=True, help="Compute everything again, and keep nothing of it."),
         click.option("--engine", metavar="ENGINE", help=f"Where ranks are read: {ENGINES} [default: threads]."),
         click.option("--strict", is_flag=True, help="Exit 3 if anything was lost (warning or error)."),
@@ -67,6 +76,10 @@ def analysis_options(function: F) -> F:
     for decorate in reversed(decorators):
         function = decorate(function)
     return function
+
+
+def _keep_limits(context: click.Context, _parameter: click.Parameter, lifted: bool) -> None:
+    context.meta[_LIFTED] = lifted
 
 
 def make_options(
@@ -80,6 +93,7 @@ def make_options(
         window=parse_window(window) if window else None,
         assume=assume,
         cache=not no_cache,
+        limits=Limits.lifted() if click.get_current_context().meta.get(_LIFTED) else None,
         engine=engine,
     )
 
@@ -129,7 +143,13 @@ def gate(losses: pl.DataFrame, strict: bool) -> None:
 
 
 def default_out(path: Path | str) -> Path:
-    """`DIR/report` for a folder, a folder beside it for a file. Raises OutputError for a URL."""
+    """`DIR/report` for a folder, a folder beside it for a file. Raises OutputError for a URL, and where a link stands
+    there: a capture from somebody else must not choose what is written to."""
     if isinstance(path, str):
         raise OutputError("nowhere to write the report files", where=path, hint="give -o DIR, or --json or --no-files")
-    return path / "report" if path.is_dir() else path.with_name(path.name.split(".")[0] + "-report")
+    out = path / "report" if path.is_dir() else path.with_name(path.name.split(".")[0] + "-report")
+    if out.is_symlink():
+        raise OutputError(
+            "the report folder is a link", where=str(out), hint="remove the link, or name a folder with -o"
+        )
+    return out

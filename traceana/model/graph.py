@@ -167,6 +167,8 @@ def _forward_ends(visits: pl.DataFrame, member: IntArray, end: IntArray) -> IntA
     order = np.lexsort((end, member))
     order = order[member[order] >= 0]
     visit = visits.filter(pl.col("run_ts_ns").is_not_null()).get_column("visit").to_numpy()
+    if not order.size:
+        return np.full(visit.size, -1, dtype=np.int64)
     at = np.searchsorted(member[order], visit, side="right") - 1
     last = np.append(order, -1)[at]
     return np.where((last >= 0) & (member[last] == visit), last, -1)

@@ -63,9 +63,15 @@ def new_folder(path: Path) -> Generator[Path, None, None]:
         if temporary is not None:
             for file in sorted(f for f in temporary.rglob("*") if f.is_file()):
                 target = path / file.relative_to(temporary)
+                if target.parent != path and target.parent.is_symlink():
+                    what = "a folder in it is a link, which may lead anywhere"
+                    raise OutputError(what, where=str(target.parent), hint="remove the link")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(file, target)
-    except OutputError as error:  # of a file in the temporary folder, whose name says nothing
+    except OutputError as error:
+        if temporary is None or str(temporary) not in (error.where or ""):
+            raise
+        # The name of a file in the temporary folder says nothing.
         raise OutputError(error.what, where=str(path), hint=error.hint) from error
     except OSError as error:
         raise _refused(path, error) from error

@@ -66,13 +66,13 @@ def _within(blocks: Iterator[bytes], path: Path, file: BinaryIO, limits: Limits,
             raise SourceError(
                 f"the trace is larger than {limits.text_bytes} bytes",
                 where=str(path),
-                hint="raise the limit if the file is meant to be that large",
+                hint="--no-limits reads it, if the file is meant to be that large",
             )
         if packed and total > limits.ratio_from_bytes and total > limits.ratio * max(file.tell(), 1):
             raise SourceError(
                 f"the gz unpacks to more than {limits.ratio} times its size",
                 where=str(path),
-                hint="this is how a gz bomb looks; raise the limit if the file is sound",
+                hint="this is how a gz bomb looks; --no-limits reads it, if you trust the file",
             )
         yield block.removeprefix(_BOM) if first else block
         first = False

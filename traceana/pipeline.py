@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +25,7 @@ from traceana.matching.launches import launches
 from traceana.matching.match import Matched, match
 from traceana.model.build import build_trace
 from traceana.model.model import Model, explain
-from traceana.result import Result
+from traceana.result import Result, Tables
 from traceana.simulate.predict import pricer
 from traceana.sources.limits import Limits
 from traceana.sources.losses import loss, losses_frame
@@ -72,14 +73,16 @@ class Report:
     losses: pl.DataFrame = field(default_factory=schema.LOSSES.empty)
 
     @property
-    def tables(self) -> dict[str, pl.DataFrame]:
+    def tables(self) -> Tables:
         """Every table of every result, and those of the model that outputs want."""
         trace = self.model.trace
         own = {
             "visits": trace.visits, "forwards": trace.forwards, "controls": trace.controls, "collectives": trace.collectives,
             "clock": trace.clock, "losses": self.losses,
         }  # fmt: skip
-        return own | {name: frame for r in self.results.values() for name, frame in r.tables.items()}
+        return Tables(
+            own, {name: partial(r.tables.__getitem__, name) for r in self.results.values() for name in r.tables}
+        )
 
 
 def parse_window(text: str) -> tuple[int, int]:

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import polars as pl
 
 from traceana import schema
 
-__all__ = ["Result"]
+__all__ = ["Result", "Tables"]
+
+
+class Tables(Mapping[str, pl.DataFrame]):
+    """Named tables. Those in `later` are made when they are first asked for: some are large, and few outputs want them."""
+
+    def __init__(self, made: Mapping[str, pl.DataFrame], later: Mapping[str, Callable[[], pl.DataFrame]]) -> None:
+        self._made = dict(made)
+        self._later = dict(later)
+        self._names = tuple({**made, **later})
+
+    def __getitem__(self, name: str) -> pl.DataFrame:
+        if name in self._later:
+            self._made[name] = self._later[name]()
+            del self._later[name]
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import polars as pl
 
 from traceana.model.evidence import describe_chain, describe_edges, describe_links
 from traceana.model.model import Model
-from traceana.result import Result
+from traceana.result import Result, Tables
 
 __all__ = ["NAME", "run"]
 
@@ -45,19 +47,20 @@ def run(model: Model) -> Result:
         row | {"chain": describe_chain(model, int(row["rank"]), int(row["gap"]))}
         for row in worst.head(_WORST).to_dicts()
     ]
-    links = describe_links(model)
-    longest = links.join(worst.select("rank", "gap"), on=["rank", "gap"], how="semi", maintain_order="left")
-    return Result(
-        NAME,
-        {"attribution": _with_events(model, attribution, links), "blame": matrix, "links": longest},
-        {"blame": matrix.to_dicts(), "worst_gaps": gaps},
-    )
+    links = cache(lambda: describe_links(model))
+    later = {"attribution": lambda: _with_events(model, links()), "links": lambda: _longest(links(), worst)}
+    return Result(NAME, Tables({"blame": matrix}, later), {"blame": matrix.to_dicts(), "worst_gaps": gaps})
 
 
-def _with_events(model: Model, attribution: pl.DataFrame, links: pl.DataFrame) -> pl.DataFrame:
+def _longest(links: pl.DataFrame, worst: pl.DataFrame) -> pl.DataFrame:
+    return links.join(worst.select("rank", "gap"), on=["rank", "gap"], how="semi", maintain_order="left")
+
+
+def _with_events(model: Model, links: pl.DataFrame) -> pl.DataFrame:
     """ATTRIBUTION with the events that bound each stretch: the link before it in the chain ends it, the link after it
     starts it; at the ends of a gap, the work on the stage that ended or starts there; where a link is cut (at a span of
     the host, at an edge of the window), that link itself."""
+    attribution = model.blame.attribution
     keys = ["rank", "gap", "chain"]
     after = links.select("rank", "gap", pl.col("chain") - 1, pl.col("what").alias("first"))
     before = links.select("rank", "gap", pl.col("chain") + 1, pl.col("what").alias("last"))

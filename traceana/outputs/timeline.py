@@ -1,13 +1,16 @@
 """The merged timeline: every rank of a capture on one clock, as one Perfetto trace.
 
 `write_timeline` writes Perfetto's native format (`.pftrace`, or gzip of it where the name ends in `.gz`) for
-ui.perfetto.dev and `trace_processor`. First come views across ranks, then one group a rank, encoded one after another,
-so memory holds one rank's columns at a time.
+ui.perfetto.dev and `trace_processor`. First come views across ranks, then one group a rank. As many ranks are encoded at
+a time as there are cores, and memory holds no more of them; the file is the same for any number.
 """
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +26,13 @@ from traceana.outputs.timeline_cluster import ClusterFrames, write_cluster
 from traceana.outputs.timeline_links import link_chains, link_forwards, link_messages
 from traceana.outputs.timeline_rank import Args, RankFrames, RankLabels, write_rank
 from traceana.outputs.timeline_slices import attribution_slices
-from traceana.tables.capture import CaptureTables, RankInfo
+from traceana.tables.capture import CaptureTables, RankInfo, RankTables
 
 __all__ = ["Args", "TimelineStats", "write_timeline"]
 
 Write = Callable[[bytes], object]
+Made = tuple[PacketSequence, list[bytes]]
+"""The packets of a rank, as blocks of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,8 @@ def write_timeline(
         cluster = ClusterFrames(forwards_of, slices_of, capture.gpu_samples, in_flight, stages_busy, span, window)
         write_cluster(top, cluster, infos, name)
         yield top
-        for tables in capture.ranks:
+
+        def made(tables: RankTables) -> Made:
             rank = tables.info.rank
             frames = RankFrames(
                 visits=visits_of.get(rank, visits.clear()),
@@ -99,15 +105,34 @@ def write_timeline(
                 attribution=slices_of.get(rank, slices.clear()),
                 classes=classes_of.get(rank, classes.clear()),
             )
-            packets = PacketSequence(write, rank + 2)
+            blocks: list[bytes] = []
+            packets = PacketSequence(blocks.append, rank + 2)
             labels = _labels(tables.info, name, stage, clock.filter(pl.col("rank") == rank), highest)
             write_rank(packets, tables, frames, labels, kernel_class or {}, args)
+            return packets, blocks
+
+        for packets, blocks in _side_by_side(made, capture.ranks):
+            for block in blocks:
+                write(block)
             yield packets
 
     if not isinstance(out, Path):
         return _collect(sequences, out.write)
     with new_file(out) as temporary, closing(_opened(temporary, compressed=out.suffix == ".gz")) as stream:
         return _collect(sequences, stream.write)
+
+
+def _side_by_side(made: Callable[[RankTables], Made], ranks: Iterable[RankTables]) -> Iterator[Made]:
+    """`made` of every rank, in order: as many at once as there are cores, and no more of them kept."""
+    count = min(os.cpu_count() or 1, 16)
+    with ThreadPoolExecutor(count, thread_name_prefix="rank") as pool:
+        waiting: deque[Future[Made]] = deque()
+        for tables in ranks:
+            if len(waiting) >= count:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(made, tables))
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _by_rank(frame: pl.DataFrame, key: str = "rank") -> dict[int, pl.DataFrame]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -191,3 +193,19 @@ def test_the_plugin_wraps_sglangs_launch_and_forward(tmp_path: Path, monkeypatch
     assert calls == [("launch", scheduler, 1, batch, None, "meta"), ("run", scheduler, batch, "proxy")]
     made = hook_module._hook
     assert made is not None and (made.rank, made.stage, made.ordinal) == (3, 1, 1)
+
+
+def test_an_installed_traceana_is_a_plugin_that_does_nothing_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    found = re.search(r'\[project\.entry-points\."sglang\.srt\.plugins"\]\n(\w+) = "([\w.]+):(\w+)"', text)
+    assert found is not None
+    name, module, function = found.groups()
+    # The same name as the one that a capture adds for a server without traceana: SGLang loads one of a name.
+    hook_environment(tmp_path / "control", tmp_path / "site", {})
+    added = next((tmp_path / "site").glob("*/entry_points.txt")).read_text()
+    assert added == f"[sglang.srt.plugins]\n{name} = {module}:{function}\n"
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    monkeypatch.setitem(sys.modules, "sglang", None)  # an import would fail
+    getattr(importlib.import_module(module), function)()

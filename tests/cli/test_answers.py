@@ -14,7 +14,10 @@ import pytest
 from traceana.cli import run
 from traceana.cli.answers import answer_key, load_answer, save_answer
 from traceana.demo_capture import demo_folder
+from traceana.errors import SourceError
 from traceana.sources.limits import Limits
+
+ASKED = {"ranks": None, "window": None, "assume": None, "no_limits": False}
 
 
 @pytest.fixture(autouse=True)
@@ -56,13 +59,30 @@ def test_a_kept_answer_is_the_computed_one_to_the_byte(
 
 
 def test_a_kept_answer_fails_the_gate_too(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    key = answer_key(capture, {"ranks": None, "window": None, "assume": None})
+    key = answer_key(capture, ASKED)
     assert key is not None
     row = {"name": "gz_truncated", "severity": "warning", "rank": 0, "count": 1, "detail": "too short"}
     save_answer(key, json.dumps({"losses": [row]}))
     assert run(["report", str(capture), "--json"]) == 0
     assert run(["report", str(capture), "--json", "--strict"]) == 3
     assert "1 losses of severity warning or error: gz_truncated" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [["--ranks", "0"], ["--window", "1ms..9ms"], ["--no-limits"], ["--engine", "nothing"]])
+def test_another_question_has_another_answer(
+    capture: Path, more: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = answer_key(capture, ASKED)
+    assert key is not None
+    save_answer(key, '{"losses": []}')
+
+    def asked(*_: object) -> None:
+        raise SourceError("computed")
+
+    monkeypatch.setattr("traceana.pipeline.analyse", asked)
+    assert run(["report", str(capture), "--json"]) == 0
+    assert run(["report", str(capture), "--json", *more]) == 1
+    assert "computed" in capsys.readouterr().err
 
 
 def test_every_file_that_a_report_looks_at_is_in_the_key(capture: Path, tmp_path: Path) -> None:
@@ -109,7 +129,7 @@ def test_where_nothing_can_be_kept_nothing_breaks(cache: Path, monkeypatch: pyte
 
 
 def test_a_kept_answer_needs_no_library(capture: Path) -> None:
-    key = answer_key(capture, {"ranks": None, "window": None, "assume": None})
+    key = answer_key(capture, ASKED)
     assert key is not None
     save_answer(key, '{"losses": []}')
     code = (

@@ -22,7 +22,17 @@ if TYPE_CHECKING:  # loaded where they are needed: an answer that was kept needs
 
     from traceana.pipeline import Options, Progress
 
-__all__ = ["Place", "analysis_options", "default_out", "gate", "make_options", "parse_ranks", "progress", "use_color"]
+__all__ = [
+    "Place",
+    "analysis_options",
+    "default_out",
+    "gate",
+    "make_options",
+    "no_limits",
+    "parse_ranks",
+    "progress",
+    "use_color",
+]
 
 _LIFTED = "traceana.no_limits"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,6 +92,11 @@ def _keep_limits(context: click.Context, _parameter: click.Parameter, lifted: bo
     context.meta[_LIFTED] = lifted
 
 
+def no_limits() -> bool:
+    """Whether --no-limits was given."""
+    return bool(click.get_current_context().meta.get(_LIFTED))
+
+
 def make_options(
     ranks: str | None, window: str | None, assume: str | None, no_cache: bool, engine: str | None
 ) -> Options:
@@ -93,7 +108,7 @@ def make_options(
         window=parse_window(window) if window else None,
         assume=assume,
         cache=not no_cache,
-        limits=Limits.lifted() if click.get_current_context().meta.get(_LIFTED) else None,
+        limits=Limits.lifted() if no_limits() else None,
         engine=engine,
     )
 

@@ -9,7 +9,16 @@ from pathlib import Path
 import click
 
 from traceana.cli.answers import answer_key, load_answer, save_answer
-from traceana.cli.common import Place, analysis_options, default_out, gate, make_options, progress, use_color
+from traceana.cli.common import (
+    Place,
+    analysis_options,
+    default_out,
+    gate,
+    make_options,
+    no_limits,
+    progress,
+    use_color,
+)
 
 __all__ = ["command"]
 
@@ -34,8 +43,10 @@ def command(
     DIR is a capture folder, a folder of torch profiler traces (*.json, *.json.gz), or an nsys .sqlite export. Writes
     DIR/report/{report.html, report.json, merged.pftrace, tables/*.parquet}.
     """
-    asked = {"ranks": ranks, "window": window, "assume": assume}
-    here = folder if isinstance(folder, Path) and as_json and gap is None and not no_cache else None
+    # All that the answer depends on beside the files; an engine, once it works, gives the same one.
+    asked = {"ranks": ranks, "window": window, "assume": assume, "no_limits": no_limits()}
+    plain = as_json and gap is None and engine is None and not no_cache
+    here = folder if isinstance(folder, Path) and plain else None
     key = answer_key(here, asked) if here is not None else None
     kept = load_answer(key) if key is not None else None
     if kept is not None:
@@ -63,9 +74,7 @@ def command(
 
             text = to_json(report.document)
             click.echo(text)
-            if (
-                here is not None and key is not None and answer_key(here, asked) == key
-            ):  # the folder is still what was read
+            if here is not None and key is not None and answer_key(here, asked) == key:  # still what was read
                 save_answer(key, text)
         elif target is not None:
             from traceana.cli.report_files import write_report

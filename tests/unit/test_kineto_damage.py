@@ -63,6 +63,8 @@ def spoil(old: str, new: str, text: str = TEXT) -> str:
         ('"ts": 0.110', '"ts": [1]', 79, {"event_without_time": 1}),
         ('"ts": 0.110', '"ts": 1e300', 79, {"event_absurd_time": 1}),
         ('"ts": 0.110', '"ts": 1e999999999', 79, {"event_absurd_time": 1}),
+        ('"ts": 0.110', '"ts": 1e99999999999999999999', 79, {"event_without_time": 1}),
+        ('"est": 0.5', '"est": 1e99999999999999999999', 80, {}),
         ('"ts": 0.110', '"ts": 99999999999999999999999999', 79, {"event_absurd_time": 1}),
         ('"ts": 0.110', '"ts": 5000000000000000.000', 79, {"event_absurd_time": 1}),
         ('"ts": 0.110, "dur": 0.050', '"ts": 0.110', 79, {"event_without_time": 1}),

@@ -113,6 +113,9 @@ def test_gpu_samples_malformed() -> None:
     frame, losses = gpu("epoch_s,gpu,power_w\n1.5,0,10\nx,0,10\n2.5,,10\n3.25,1,1e\n1.5,0,11\n4\n")
     assert frame.select("ts_ns", "gpu", "power_w").rows() == [(1500000000, 0, 10.0), (3250000000, 1, None)]
     assert losses == {"gpu_sample_malformed": 4, "gpu_value_malformed": 1, "gpu_power_limit_not_recorded": 1}
+    frame, losses = gpu("epoch_s,gpu,power_w,util_pct\n1.5,0,7.9e20,10\n2.5,0,-3,101\n3.5,0,250,100\n")
+    assert frame.select("power_w", "utilisation").rows() == [(None, 0.1), (None, None), (250.0, 1.0)]
+    assert losses == {"gpu_value_malformed": 3, "gpu_power_limit_not_recorded": 1}
     frame, losses = gpu("gpu,power_w\n1,2\n")
     assert (frame.height, losses) == (0, {"gpu_samples_unusable": 1})
 
@@ -220,3 +223,10 @@ def test_recordings_and_launches() -> None:
     )
     assert launch.command == "python -m s --pp-size 2"
     assert launch.env == {"A": "1", "B": "x y", "C": "3"}
+
+
+def test_an_exponent_beyond_every_number_is_a_damaged_file(tmp_path: Path) -> None:
+    (tmp_path / "server_info.json").write_text('{"pp_size": 2, "x": 1e99999999999999999999}')
+    found, losses = read_sidecars([tmp_path / "server_info.json"])
+    assert found == []
+    assert [row["name"] for row in losses] == ["file_damaged"]

@@ -77,7 +77,7 @@ class EventReader:
         self._talks: list[tuple[int, Mapping[str, object]]] = []
         self._duplicates = _Duplicates()
         self.decoder = json.JSONDecoder(
-            object_pairs_hook=self._duplicates, parse_float=Decimal, parse_constant=lambda _: None, strict=False
+            object_pairs_hook=self._duplicates, parse_float=_decimal, parse_constant=lambda _: None, strict=False
         )
 
     def take(self, events: Events, start: int) -> None:
@@ -291,6 +291,14 @@ def _nanoseconds(value: object) -> Decimal | None:
     with localcontext() as context:
         context.prec = 60
         return number * 1000
+
+
+def _decimal(text: str) -> Decimal | None:
+    """An exact number; None where not even its exponent is a number that a computer holds."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return None
 
 
 def _number(value: object) -> Decimal | None:

@@ -129,7 +129,7 @@ def _recognise_json(path: Path, text: str, losses: list[Loss]) -> Sidecar | None
         return None
     try:
         document: object = json.loads(text, parse_float=Decimal)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, ArithmeticError, RecursionError) as error:  # an exponent may be beyond every Decimal
         losses.append(loss("file_damaged", "warning", 1, f"{path}: not JSON: {error}"[:300]))
         return None
     kind = _json_kind(document)

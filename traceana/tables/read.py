@@ -37,7 +37,7 @@ from traceana.tables.listed import read_listed
 from traceana.tables.store import Store, cache_folder, table_bytes, trace_key
 from traceana.tables.stored import Kept
 
-__all__ = ["Memory", "Progress", "RankRead", "read_capture", "read_rank"]
+__all__ = ["Memory", "Progress", "RankRead", "hand_back", "read_capture", "read_rank"]
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is; from one thread at a time."""
@@ -117,7 +117,7 @@ def read_capture(
             read_rank, store=store, limits=limits, cache=cache, memory=(memory or Memory()) if here else None
         )
         reads = _read_all([(path, urls.get(path)) for path in listing.traces], reading, progress, executor)
-        _hand_back()
+        hand_back()
         sound = [_opened(read, store, kept) for read in reads if read.said is not None]
         losses += [_unread(read, alone=not sound) for read in reads if read.error is not None]
         if not sound:
@@ -147,9 +147,9 @@ def _opened(read: RankRead, store: Store, kept: Kept) -> RankRead:
     return replace(read, tables=found[0])
 
 
-def _hand_back() -> None:
-    """Gives memory that parsing freed back to the system. glibc keeps it for the threads that had it, which are gone;
-    other platforms have no such call, and need none."""
+def hand_back() -> None:
+    """Gives memory that was freed back to the system. glibc keeps it, for threads that are gone as well; other platforms
+    have no such call, and need none."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -12,15 +12,32 @@ import polars as pl
 from traceana import schema
 from traceana.arrays import distinct
 from traceana.intervals import IntArray, Intervals, intersect_pairs, subtract, union
-from traceana.model.chain import CAUSES, CODE, CONTROL, FORWARD, MESSAGE, REASONS, THREAD, Links, walk
+from traceana.model.chain import (
+    CAUSES,
+    CODE,
+    CONTROL,
+    FORWARD,
+    MESSAGE,
+    REASONS,
+    THREAD,
+    Holds,
+    Links,
+    find_holds,
+    walk,
+)
 from traceana.model.gaps import Gaps, find_gaps
 from traceana.model.graph import Graph, build_graph
 from traceana.model.kernel_classes import is_communication
+from traceana.model.moves import Groups, Moves
 from traceana.model.phases import host_phases
 from traceana.model.states import DeviceStates
 from traceana.model.trace import Trace
 
 __all__ = ["Blame", "blame"]
+
+_CHAINS_AT_A_TIME = 1 << 17
+# Up to so many ranks each one's clock is also tried alone; of more, the time for it would grow with their square.
+_FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +75,6 @@ class _Pieces:
         """The given rows, with some columns changed."""
         columns: dict[str, Any] = {f: changed.get(f, getattr(self, f)[rows]) for f in self.__slots__}
         return _Pieces(**columns)
-
-
-# Up to so many ranks each one's clock is also tried alone; of more, the time for it would grow with their square.
-_FEW = 8
 
 
 def _joined(parts: Sequence[_Pieces]) -> _Pieces:
@@ -102,28 +115,62 @@ class _Blamer:
         self.head = np.concatenate([g.head for g in self.gaps])
         self.begin = np.concatenate([g.begin for g in self.gaps])
         self.first = np.cumsum([0, *(g.head.size for g in self.gaps)])
+        self.waiter = self.graph.activity.rank[self.head]
+        self.idle_gap = [
+            np.where(g.of_idle >= 0, g.of_idle + first, -1) for g, first in zip(self.gaps, self.first[:-1], strict=True)
+        ]
+        self.at = {rank: position for position, rank in enumerate(trace.ranks)}
 
-    def pieces(self, shift: IntArray, chains: IntArray | None = None) -> tuple[_Pieces, Links]:
-        """All bubbles, or those of some chains, in pieces under clocks moved by `shift`, on the waiters' own (unmoved)
-        clocks. Some chains come without the stretches that need none."""
-        graph = self.graph.shifted(shift)
-        which = np.arange(self.head.size) if chains is None else chains
-        waiter = self.graph.activity.rank[self.head]
-        links = walk(graph, self.head[which], (self.begin + shift[waiter])[which])
-        links = replace(links, chain=which[links.chain])
-        parts: list[_Pieces] = []
+    def settled(self) -> tuple[list[_Pieces], Links, tuple[IntArray, IntArray]]:
+        """All bubbles of each rank in pieces, all chains, and which ranks each chain came to (chain and rank)."""
+        n = len(self.trace.ranks)
+        holds = find_holds(self.graph)
+        pieces: list[_Pieces] = []
+        chains: list[Links] = []
+        seen: list[tuple[IntArray, IntArray]] = []
+        first = 0
+        while first < n or not chains:  # so many ranks at a time that what the walk needs stays small
+            most = self.first[first] + _CHAINS_AT_A_TIME
+            last = min(max(int(np.searchsorted(self.first, most, side="right")) - 1, first + 1), n)
+            which = np.arange(self.first[first], self.first[last])
+            links, (chain, rank) = walk(self.graph, self.head[which], self.begin[which], holds)
+            links = replace(links, chain=which[links.chain])
+            chains.append(links)
+            seen.append((which[chain], rank))
+            bounds = np.searchsorted(links.chain, self.first[first : last + 1])
+            for i in range(first, last):
+                own = Links(*(getattr(links, f)[bounds[i - first] : bounds[i - first + 1]] for f in Links.__slots__))
+                cut = self._in_phases(own, np.zeros(n, dtype=np.int64))
+                pieces.append(_in_order([*self._in_bubbles(cut, i), *self._without_chain(i)]))
+            first = last
+        every = Links(*(np.concatenate([getattr(c, f) for c in chains]) for f in Links.__slots__))
+        waits = np.arange(self.head.size), self.waiter
+        touched = [np.concatenate([waits[k], *(s[k] for s in seen)]) for k in (0, 1)]
+        return pieces, every, (touched[0], touched[1])
+
+    def moved(self, graph: Graph, holds: Holds, chains: IntArray, shift: IntArray) -> dict[int, _Pieces]:
+        """The bubbles of `chains` in pieces, by waiting rank, on the waiters' own (unmoved) clocks; `graph` has clocks
+        moved by `shift`."""
+        waiter = self.waiter[chains]
+        links, _ = walk(graph, self.head[chains], self.begin[chains] + shift[waiter], holds)
+        every = self._in_phases(replace(links, chain=chains[links.chain]), shift)
+        return {i: _in_order(self._in_bubbles(every, i)) for i in distinct(every.rank).tolist()}
+
+    def _in_phases(self, links: Links, shift: IntArray) -> _Pieces:
+        """`links` as pieces on the waiters' own clocks, those of host threads cut by what the host did."""
+        graph, waiter = self.graph, self.waiter
         base = _Pieces(
             rank=waiter[links.chain], lo=links.lo, hi=links.hi, cause=links.cause, root=links.root, crossed=links.crossed,
             gap=links.chain, link=links.link, element=links.element, ref=links.ref, reason=links.reason,
             phase=np.full(links.chain.size, -1, dtype=np.int64),
         )  # fmt: skip
         host = base.element == THREAD
+        parts: list[_Pieces] = []
         parts.append(base.take(np.flatnonzero(~host)) if host.any() else base)
-        thread_rank = np.append(graph.thread_rank, -1)[np.where(host, base.ref, -1)]
-        for i, phases in enumerate(self.phases):
-            rows = np.flatnonzero(host & (thread_rank == i))
-            if rows.size == 0:
-                continue
+        held = np.flatnonzero(host)
+        thread_rank = graph.thread_rank[base.ref[held]]
+        for i in distinct(thread_rank).tolist():
+            phases, rows = self.phases[i], held[thread_rank == i]
             on_main = graph.main[i] == base.ref[rows]
             spans = Intervals(
                 phases.get_column("ts_ns").to_numpy() + shift[i], phases.get_column("end_ns").to_numpy() + shift[i]
@@ -151,45 +198,29 @@ class _Blamer:
             )
         every = _joined(parts)
         back = shift[every.rank]
-        every = replace(every, lo=every.lo - back, hi=every.hi - back)
-        return self._in_bubbles(every, whole=chains is None), links
+        return replace(every, lo=every.lo - back, hi=every.hi - back)
 
-    def _in_bubbles(self, every: _Pieces, *, whole: bool) -> _Pieces:
-        """Cut to the idle intervals; if `whole`, with the stretches that need no chain."""
-        out: list[_Pieces] = []
-        for i, r in enumerate(self.trace.ranks):
-            state = self.states[r]
-            labels, label, idle = state.labels, self.labels[i], self.idle[i]
-            idle_gap = np.where(self.gaps[i].of_idle >= 0, self.gaps[i].of_idle + self.first[i], -1)
-            rows = np.flatnonzero(every.rank == i)
-            a, b, over = intersect_pairs(Intervals(every.lo[rows], every.hi[rows]), idle)
-            same = every.gap[rows[a]] == idle_gap[b]
-            cut = every.take(rows[a[same]], lo=over.start[same], hi=over.end[same])
-            out.append(cut)
-            if not whole:
-                continue
-            nothing = idle_gap < 0
-            out.append(self._plain(i, Intervals(idle.start[nothing], idle.end[nothing]), CODE["unknown"]))
-            if label.start.size:
-                causes = labels.get_column("cause").replace_strict(CODE, return_dtype=pl.Int64).to_numpy()
-                at = {rank: k for k, rank in enumerate(self.trace.ranks)}
-                roots = (
-                    labels.get_column("root_rank")
-                    .cast(pl.Int64)
-                    .replace_strict(at, default=-1, return_dtype=pl.Int64)
-                    .fill_null(-1)
-                    .to_numpy()
-                )
-                plain = self._plain(i, label, causes)
-                out.append(
-                    plain.take(
-                        np.arange(label.start.size),
-                        root=roots,
-                        ref=np.arange(label.start.size),
-                        element=np.full(label.start.size, -2),
-                    )
-                )
-        return _in_order(out)
+    def _in_bubbles(self, every: _Pieces, rank: int) -> list[_Pieces]:
+        """What of the pieces lies in the idle intervals of `rank`, each in its own gap."""
+        idle = self.idle[rank]
+        rows = np.flatnonzero(every.rank == rank)
+        a, b, over = intersect_pairs(Intervals(every.lo[rows], every.hi[rows]), idle)
+        same = every.gap[rows[a]] == self.idle_gap[rank][b]
+        return [every.take(rows[a[same]], lo=over.start[same], hi=over.end[same])]
+
+    def _without_chain(self, rank: int) -> list[_Pieces]:
+        """The stretches of the bubbles of `rank` that need no chain."""
+        idle, label = self.idle[rank], self.labels[rank]
+        nothing = self.idle_gap[rank] < 0
+        out = [self._plain(rank, Intervals(idle.start[nothing], idle.end[nothing]), CODE["unknown"])]
+        if label.start.size:
+            labels = self.states[self.trace.ranks[rank]].labels
+            causes = labels.get_column("cause").replace_strict(CODE, return_dtype=pl.Int64).to_numpy()
+            said = labels.get_column("root_rank").cast(pl.Int64)
+            roots = said.replace_strict(self.at, default=-1, return_dtype=pl.Int64).fill_null(-1).to_numpy()
+            plain, rows = self._plain(rank, label, causes), np.arange(label.start.size)
+            out.append(plain.take(rows, root=roots, ref=rows, element=np.full(rows.size, -2)))
+        return out
 
     def _plain(self, rank: int, spans: Intervals, cause: int | IntArray) -> _Pieces:
         n = spans.start.size
@@ -213,15 +244,11 @@ def _uncovered(a: Intervals, b: Intervals) -> tuple[IntArray, Intervals]:
     return index, over
 
 
-def _disagreement(base: _Pieces, other: _Pieces, ranks: int) -> list[Intervals]:
-    """Per rank the nanoseconds whose cause or root differs between two tilings of the same bubbles."""
-    out: list[Intervals] = []
-    for i in range(ranks):
-        p, q = np.flatnonzero(base.rank == i), np.flatnonzero(other.rank == i)
-        a, b, over = intersect_pairs(Intervals(base.lo[p], base.hi[p]), Intervals(other.lo[q], other.hi[q]))
-        differs = (base.cause[p[a]] != other.cause[q[b]]) | (base.root[p[a]] != other.root[q[b]])
-        out.append(Intervals(over.start[differs], over.end[differs]))
-    return out
+def _disagreement(base: _Pieces, other: _Pieces) -> Intervals:
+    """The nanoseconds whose cause or root differs between two tilings of the same bubbles of one rank."""
+    a, b, over = intersect_pairs(Intervals(base.lo, base.hi), Intervals(other.lo, other.hi))
+    differs = (base.cause[a] != other.cause[b]) | (base.root[a] != other.root[b])
+    return Intervals(over.start[differs], over.end[differs])
 
 
 def blame(
@@ -234,36 +261,78 @@ def blame(
     """
     blamer = _Blamer(trace, states)
     n = len(trace.ranks)
-    zero = np.zeros(n, dtype=np.int64)
-    base, links = blamer.pieces(zero)
+    base, links, touched = blamer.settled()
+    tally = np.stack([_tally(p) for p in base]) if base else np.zeros((0, len(CAUSES)), dtype=np.int64)
+    low, high = tally.copy(), tally.copy()
     doubt: list[list[Intervals]] = [[] for _ in range(n)]
-    tallies = [_tally(base, n)]
-    open_chains = _clock_bound(links, blamer.graph, blamer.head)
-    settled = _tally(base.take(~np.isin(base.gap, open_chains)), n)
-    others = _other_clocks(trace) if open_chains.size else []
-    for done, shift in enumerate(others):
+    others = _other_clocks(trace)
+    affected = _Affected(blamer, links, touched) if others else None
+    moves = Moves(blamer.graph, max(abs(by) for _, ns in others for by in ns)) if others else None
+    for done, (ranks, by) in enumerate(others):
         if progress is not None:
             progress("try other clocks", done, len(others))
-        moved, _ = blamer.pieces(shift, open_chains)
-        tallies.append(settled + _tally(moved, n))
-        for k, spans in enumerate(_disagreement(base, moved, n)):
-            doubt[k].append(spans)
-    if len(tallies) > 1:
-        base = _mark_ambiguous(base, doubt)
-    base = _split_forwards(base, trace, blamer.graph)
+        assert affected is not None
+        assert moves is not None
+        chains = affected.by(ranks)
+        if not chains.size:
+            continue
+        shift = np.zeros(n, dtype=np.int64)
+        shift[list(ranks)] = by
+        chosen = np.zeros(blamer.head.size + 1, dtype=np.bool_)  # the last one stands for no chain
+        chosen[chains] = True
+        with moves.moved(ranks, by) as holds:
+            found = blamer.moved(moves.graph, holds, chains, shift)
+        for i in distinct(blamer.waiter[chains]).tolist():
+            before = base[i].take(np.flatnonzero(chosen[base[i].gap]))
+            after = found.get(i) or before.take(np.zeros(0, dtype=np.int64))
+            then = tally[i] - _tally(before) + _tally(after)
+            low[i], high[i] = np.minimum(low[i], then), np.maximum(high[i], then)
+            doubt[i].append(_disagreement(before, after))
+    forwards = _Forwards(trace, blamer.graph)
+    frames = []
+    for spans in doubt:
+        pieces = base.pop(0)  # its memory is needed for the table
+        marked = _mark_ambiguous(pieces, spans) if spans else pieces
+        frames.append(_frame(blamer, forwards.split(marked)))
     return Blame(
-        _frame(blamer, base),
+        pl.concat(frames) if frames else schema.ATTRIBUTION.empty(),
         links,
         blamer.graph,
-        _bounds(tallies, trace),
+        _bounds(low, high, trace),
         tuple(int(x) for x in blamer.first[:-1]),
         tuple(blamer.phases),
     )
 
 
-def _other_clocks(trace: Trace) -> list[IntArray]:
-    """Shifts of the ranks' clocks within their uncertainty, in steps of a quarter: each rank's alone (of few), and half
-    of the ranks, with the others still or the other way, such that any two ranks are apart in one of the halves."""
+class _Affected:
+    """Which chains the clocks of some ranks matter for: of those that a clock can change at all, the ones that came to
+    one of these ranks, or to one that exchanges messages with them (where the walk compares the two)."""
+
+    def __init__(self, blamer: _Blamer, links: Links, touched: tuple[IntArray, IntArray]) -> None:
+        graph, n = blamer.graph, len(blamer.trace.ranks)
+        rank = graph.activity.rank
+        sides = [rank[graph.message_send], graph.thread_rank[graph.control_src]]
+        peers = [rank[graph.message_recv], graph.thread_rank[graph.control_dst]]
+        a, b = np.concatenate(sides), np.concatenate(peers)
+        pairs = distinct(np.concatenate((a * n + b, b * n + a)))
+        self._next = Groups(pairs // n, n)
+        self._peer = pairs % n
+        open_chains = np.zeros(blamer.head.size, dtype=np.bool_)
+        open_chains[_clock_bound(links, graph, blamer.head)] = True
+        chain, came = touched
+        kept = open_chains[chain]
+        self._chain, self._came = chain[kept], Groups(came[kept], n)
+
+    def by(self, ranks: Sequence[int]) -> IntArray:
+        """The chains, in order."""
+        near = distinct(np.concatenate([np.array(ranks), *(self._peer[self._next[r]] for r in ranks)]))
+        return distinct(np.concatenate([self._chain[self._came[int(r)]] for r in near]))
+
+
+def _other_clocks(trace: Trace) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Shifts of the ranks' clocks (positions and ns) within their uncertainty, in steps of a quarter: each rank's alone
+    (of few), and half of the ranks, with the others still or the other way, such that any two ranks are apart in one of
+    the halves."""
     u = np.array([trace.uncertainty_ns.get(r) or 0 for r in trace.ranks], dtype=np.int64)
     ranks = np.arange(u.size)
     halves = [ranks >> bit & 1 for bit in range(max(int(u.size - 1).bit_length(), 1))]
@@ -271,7 +340,8 @@ def _other_clocks(trace: Trace) -> list[IntArray]:
     if u.size <= _FEW:
         ways += list(np.eye(u.size, dtype=np.int64))
     shifts = [way * u * quarters // 4 for way in ways for quarters in (-4, -3, -2, -1, 1, 2, 3, 4)]
-    return [np.array(x) for x in {tuple(s.tolist()): None for s in shifts} if any(x)]
+    found = dict.fromkeys(tuple(s.tolist()) for s in shifts if s.any())
+    return [(tuple(i for i, ns in enumerate(s) if ns), tuple(ns for ns in s if ns)) for s in found]
 
 
 def _clock_bound(links: Links, graph: Graph, head: IntArray) -> IntArray:
@@ -283,15 +353,14 @@ def _clock_bound(links: Links, graph: Graph, head: IntArray) -> IntArray:
     return distinct(links.chain[bound])
 
 
-def _tally(pieces: _Pieces, ranks: int) -> IntArray:
-    out = np.zeros((ranks, len(CAUSES)), dtype=np.int64)
-    np.add.at(out, (pieces.rank, pieces.cause), pieces.hi - pieces.lo)
+def _tally(pieces: _Pieces) -> IntArray:
+    """Nanoseconds of each cause."""
+    out = np.zeros(len(CAUSES), dtype=np.int64)
+    np.add.at(out, pieces.cause, pieces.hi - pieces.lo)
     return out
 
 
-def _bounds(tallies: list[IntArray], trace: Trace) -> pl.DataFrame:
-    stack = np.stack(tallies)
-    low, high = stack.min(axis=0), stack.max(axis=0)
+def _bounds(low: IntArray, high: IntArray, trace: Trace) -> pl.DataFrame:
     rows = [
         {"rank": r, "cause": cause, "low_ns": int(low[i, k]), "high_ns": int(high[i, k])}
         for i, r in enumerate(trace.ranks)
@@ -301,62 +370,65 @@ def _bounds(tallies: list[IntArray], trace: Trace) -> pl.DataFrame:
     return pl.DataFrame(rows, schema={"rank": pl.Int32, "cause": pl.String, "low_ns": pl.Int64, "high_ns": pl.Int64})
 
 
-def _mark_ambiguous(base: _Pieces, doubt: list[list[Intervals]]) -> _Pieces:
-    out: list[_Pieces] = []
-    for i, spans in enumerate(doubt):
-        rows = np.flatnonzero(base.rank == i)
-        marked = (
-            union(np.concatenate([s.start for s in spans]), np.concatenate([s.end for s in spans]))
-            if spans
-            else Intervals(rows[:0], rows[:0])
-        )
-        keep, left = _uncovered(Intervals(base.lo[rows], base.hi[rows]), marked)
-        out.append(base.take(rows[keep], lo=left.start, hi=left.end))
-        a, _, over = intersect_pairs(Intervals(base.lo[rows], base.hi[rows]), marked)
-        m = a.size
-        out.append(
+def _mark_ambiguous(base: _Pieces, doubt: Sequence[Intervals]) -> _Pieces:
+    """The pieces of one rank, those stretches of them that are in doubt as ambiguous."""
+    marked = union(np.concatenate([s.start for s in doubt]), np.concatenate([s.end for s in doubt]))
+    mine = Intervals(base.lo, base.hi)
+    keep, left = _uncovered(mine, marked)
+    rows, _, over = intersect_pairs(mine, marked)
+    m = rows.size
+    return _in_order(
+        [
+            base.take(keep, lo=left.start, hi=left.end),
             base.take(
-                rows[a], lo=over.start, hi=over.end, cause=np.full(m, CODE["ambiguous"]), root=np.full(m, -1),
-                element=np.where(base.cause[rows[a]] == CODE["ambiguous"], base.element[rows[a]], -3),
-            )
-        )  # fmt: skip
-    return _in_order(out)
+                rows, lo=over.start, hi=over.end, cause=np.full(m, CODE["ambiguous"]), root=np.full(m, -1),
+                element=np.where(base.cause[rows] == CODE["ambiguous"], base.element[rows], -3),
+            ),
+        ]
+    )  # fmt: skip
 
 
 _PARTS = ("serial", "structural", "workload")
 
 
-def _split_forwards(p: _Pieces, trace: Trace, graph: Graph) -> _Pieces:
-    """Cut stretches of `upstream_compute` in another stage's forward into serial, structural and workload, exactly.
+class _Forwards:
+    """Cuts stretches of `upstream_compute` in another stage's forward into serial, structural and workload, exactly.
 
     A stage's baseline is the median duration of its forwards of the capture's commonest mode. Structural is how far the
     baseline lies above the fastest stage's; workload how far this forward lies above its stage's baseline; serial the
     rest: it has to pass through. They are laid out in the order serial, structural, workload from the forward's start,
     so a gap that opens within the forward loses serial time first.
     """
-    rows = np.flatnonzero((p.cause == CODE["upstream_compute"]) & (p.element == FORWARD))
-    if rows.size == 0:
-        return p
-    forwards = trace.forwards.sort("rank", "visit").with_columns((pl.col("end_ns") - pl.col("ts_ns")).alias("ns"))
-    mode = forwards.get_column("mode").mode().sort()
-    common = forwards.filter(pl.col("mode").eq_missing(pl.lit(mode[0] if mode.len() else None, dtype=pl.String)))
-    base = {int(r): int(v) for r, v in common.group_by("rank").agg(pl.col("ns").quantile(0.5, "lower")).iter_rows()}
-    fastest = min(base.values(), default=0)
-    took = forwards.get_column("ns").to_numpy()
-    baseline = np.array([base.get(int(r), fastest) for r in forwards.get_column("rank")], dtype=np.int64)
-    workload = np.maximum(took - baseline, 0)
-    structural = np.minimum(baseline - fastest, took - workload)
-    f = p.ref[rows]
-    first = graph.forward_start[f]
-    cuts = [first, first + (took - workload - structural)[f], first + (took - workload)[f], first + took[f]]
-    cuts[0] = np.minimum(cuts[0], p.lo[rows])
-    cuts[3] = np.maximum(cuts[3], p.hi[rows])
-    out = [p.take(np.setdiff1d(np.arange(p.lo.size), rows))]
-    for part in range(3):
-        lo, hi = np.maximum(p.lo[rows], cuts[part]), np.minimum(p.hi[rows], cuts[part + 1])
-        some = hi > lo
-        out.append(p.take(rows[some], lo=lo[some], hi=hi[some], phase=np.full(int(some.sum()), part)))
-    return _in_order(out)
+
+    def __init__(self, trace: Trace, graph: Graph) -> None:
+        ns = (pl.col("end_ns") - pl.col("ts_ns")).alias("ns")
+        forwards = trace.forwards.sort("rank", "visit").with_columns(ns)
+        mode = forwards.get_column("mode").mode().sort()
+        common = forwards.filter(pl.col("mode").eq_missing(pl.lit(mode[0] if mode.len() else None, dtype=pl.String)))
+        base = {int(r): int(v) for r, v in common.group_by("rank").agg(pl.col("ns").quantile(0.5, "lower")).iter_rows()}
+        fastest = min(base.values(), default=0)
+        self._first, self._took = graph.forward_start, forwards.get_column("ns").to_numpy()
+        baseline = np.array([base.get(int(r), fastest) for r in forwards.get_column("rank")], dtype=np.int64)
+        self._workload = np.maximum(self._took - baseline, 0)
+        self._structural = np.minimum(baseline - fastest, self._took - self._workload)
+
+    def split(self, p: _Pieces) -> _Pieces:
+        """The pieces of one rank, in order, with those stretches cut."""
+        chosen = (p.cause == CODE["upstream_compute"]) & (p.element == FORWARD)
+        rows = np.flatnonzero(chosen)
+        if rows.size == 0:
+            return p
+        f = p.ref[rows]
+        first, took, workload = self._first[f], self._took[f], self._workload[f]
+        cuts = [first, first + (took - workload - self._structural[f]), first + (took - workload), first + took]
+        cuts[0] = np.minimum(cuts[0], p.lo[rows])
+        cuts[3] = np.maximum(cuts[3], p.hi[rows])
+        out = [p.take(np.flatnonzero(~chosen))]
+        for part in range(3):
+            lo, hi = np.maximum(p.lo[rows], cuts[part]), np.minimum(p.hi[rows], cuts[part + 1])
+            some = hi > lo
+            out.append(p.take(rows[some], lo=lo[some], hi=hi[some], phase=np.full(int(some.sum()), part)))
+        return _in_order(out)
 
 
 _EMPTY = ("slot_empty_queue_unknown", "slot_empty_requests_waiting", "slot_empty_all_admitted", "queue_empty")
@@ -402,25 +474,27 @@ def _frame(blamer: _Blamer, p: _Pieces) -> pl.DataFrame:
         detail[rows] = len(texts) + which
         texts.extend(words)
 
-    for i, phases in enumerate(blamer.phases):
-        rows = np.flatnonzero((p.phase >= 0) & (p.root == i) & (p.element == THREAD))
-        if rows.size:
-            say(rows, phases.get_column("detail").to_list(), p.phase[rows])
+    hosts = np.flatnonzero((p.phase >= 0) & (p.element == THREAD))
+    for i in distinct(p.root[hosts]).tolist():
+        rows = hosts[p.root[hosts] == i]
+        say(rows, blamer.phases[i].get_column("detail").to_list() if i >= 0 else [None], p.phase[rows])
     split = np.flatnonzero((p.element == FORWARD) & (p.phase >= 0))
     say(split, _PARTS, p.phase[split])
-    for i, r in enumerate(trace.ranks):
-        rows = np.flatnonzero((p.cause == CODE["no_work"]) & (p.root == i) & (p.phase >= 0))
-        if rows.size:
-            say(rows, _EMPTY, _empty_slots(trace, r)[blamer.phases[i].get_column("visit").to_numpy()[p.phase[rows]]])
+    for i in distinct(p.root[hosts]).tolist():
+        rows = hosts[(p.root[hosts] == i) & (p.cause[hosts] == CODE["no_work"])]
+        if rows.size and i >= 0:
+            visits = blamer.phases[i].get_column("visit").to_numpy()[p.phase[rows]]
+            say(rows, _EMPTY, _empty_slots(trace, trace.ranks[i])[visits])
     unknown = p.cause == CODE["unknown"]
     said = unknown & (p.reason > 0)
     say(said, REASONS, p.reason[said])
     say(unknown & (p.reason == 0) & (p.element == THREAD), ["no scheduler span says what the host does"], 0)
     say(unknown & (p.gap < 0) & (p.element == -1), ["nothing in the trace ends this gap"], 0)
-    for i, r in enumerate(trace.ranks):
-        rows = np.flatnonzero((p.element == -2) & (p.rank == i))
+    labels = np.flatnonzero(p.element == -2)
+    for i in distinct(p.rank[labels]).tolist():
+        rows = labels[p.rank[labels] == i]
         if rows.size:
-            say(rows, blamer.states[r].labels.get_column("detail").to_list(), p.ref[rows])
+            say(rows, blamer.states[trace.ranks[i]].labels.get_column("detail").to_list(), p.ref[rows])
     say(p.element == -3, ["the clocks cannot tell"], 0)
     visit = np.full(n, -1, dtype=np.int64)
     has = p.gap >= 0

@@ -14,7 +14,7 @@ import numpy as np
 from traceana.intervals import IntArray
 from traceana.model.graph import NEVER, STOP_ALONE, STOP_COMMIT, STOP_RECEIVE, STOP_SYNC, Graph
 
-__all__ = ["CAUSES", "ELEMENTS", "Links", "held_commits", "walk"]
+__all__ = ["CAUSES", "ELEMENTS", "Holds", "Links", "find_holds", "held_commits", "hold_key", "walk"]
 
 CAUSES = (
     "no_work", "upstream_compute", "downstream_backpressure", "p2p_transfer_wait", "control_message", "host_schedule",
@@ -75,11 +75,40 @@ def held_commits(graph: Graph, rows: IntArray) -> np.ndarray:
     return held
 
 
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """The stops that can hold their thread under some clocks: their rows, and keys that sort by (thread, end)."""
+
+    rows: IntArray
+    key: IntArray
+    zero: int
+
+
+def find_holds(graph: Graph, margin_ns: int = 0) -> Holds:
+    """Those of `graph`; its keys stay in order when stops come up to `margin_ns` earlier."""
+    s = graph.stop
+    keep = np.ones(s.end.size, dtype=np.bool_)
+    commit = np.flatnonzero(s.kind == STOP_COMMIT)
+    keep[commit] = held_commits(graph, commit)
+    rows = np.flatnonzero(keep)
+    zero = (int(s.end.min()) if s.end.size else 0) - 1 - margin_ns
+    return Holds(rows, hold_key(s.thread[rows], s.end[rows], zero), zero)
+
+
+def hold_key(thread: IntArray, time: IntArray, zero: int) -> IntArray:
+    """What sorts by (thread, time), for times after `zero`; earlier ones come before every stop of their thread."""
+    # 44 bits hold five hours in nanoseconds; a thread number goes above them.
+    return (thread << 44) + np.clip(time - zero, 0, (1 << 44) - 1)
+
+
 class _Walker:
     """State of the chains: mode, index (activity or thread), time reached, and what the chain has crossed."""
 
-    def __init__(self, graph: Graph, head: IntArray, begin: IntArray, waiter: IntArray) -> None:
+    def __init__(self, graph: Graph, head: IntArray, begin: IntArray, waiter: IntArray, holds: Holds) -> None:
         self.graph = graph
+        self.holds = holds
+        self.here = waiter.copy()
+        self.seen: list[tuple[IntArray, IntArray]] = []
         n = head.size
         self.begin, self.waiter = begin, waiter
         self.mode = np.full(n, _DEVICE)
@@ -89,23 +118,6 @@ class _Walker:
         self.blocked = np.zeros(n, dtype=np.bool_)
         self.link = np.zeros(n, dtype=np.int64)
         self.out: list[tuple[np.ndarray, ...]] = []
-        self._stops()
-
-    def _stops(self) -> None:
-        """Stops that can hold under these clocks, with a key that sorts by (thread, end)."""
-        g, s = self.graph, self.graph.stop
-        keep = np.ones(s.end.size, dtype=np.bool_)
-        commit = s.kind == STOP_COMMIT
-        keep[commit] = held_commits(g, np.flatnonzero(commit))
-        self.stop_rows = np.flatnonzero(keep)
-        times = [x for x in (s.end, g.thread_begin, self.time, self.begin) if x.size]
-        known = [int(x[x < np.iinfo(np.int64).max].min()) for x in times if (x < np.iinfo(np.int64).max).any()]
-        self.zero = min(known, default=0) - 1
-        self.stop_key = self._key(s.thread[self.stop_rows], s.end[self.stop_rows])
-
-    def _key(self, thread: IntArray, time: IntArray) -> IntArray:
-        # 44 bits hold five hours in nanoseconds; a thread number goes above them.
-        return (thread << 44) + np.clip(time - self.zero, 0, (1 << 44) - 1)
 
     def emit(
         self,
@@ -220,9 +232,10 @@ class _Walker:
         """What held a host thread before the time reached?"""
         g, s = self.graph, self.graph.stop
         thread = self.index[chains]
-        at = np.searchsorted(self.stop_key, self._key(thread, self.time[chains]), side="right") - 1
-        row = self.stop_rows[np.maximum(at, 0)] if self.stop_rows.size else np.zeros(at.size, dtype=np.int64)
-        found = (at >= 0) & (s.thread[row] == thread) if self.stop_rows.size else np.zeros(at.size, dtype=np.bool_)
+        holds = self.holds
+        at = np.searchsorted(holds.key, hold_key(thread, self.time[chains], holds.zero), side="right") - 1
+        row = holds.rows[np.maximum(at, 0)] if holds.rows.size else np.zeros(at.size, dtype=np.int64)
+        found = (at >= 0) & (s.thread[row] == thread) if holds.rows.size else np.zeros(at.size, dtype=np.bool_)
         begun = g.thread_begin[thread]
         floor = np.where(found, np.where(found, s.end[row] if row.size and s.end.size else 0, 0), begun)
         root = g.thread_rank[thread]
@@ -267,6 +280,18 @@ class _Walker:
             self.emit(k, g.activity.end[j], CODE["host_sync"], g.activity.rank[j], SYNC, r)
             self.go(k, _INSIDE, j)
 
+    def note(self, chains: IntArray) -> None:
+        """Remember which ranks these chains have come to."""
+        chains = chains[self.mode[chains] != _DONE]  # one that was given up has not gone anywhere
+        host = self.mode[chains] == _HOST
+        index = self.index[chains]
+        now = self.graph.activity.rank[np.where(host, 0, index)]
+        if host.any():
+            now = np.where(host, self.graph.thread_rank[np.where(host, index, 0)], now)
+        new = now != self.here[chains]
+        self.seen.append((chains[new], now[new]))
+        self.here[chains] = now
+
     def run(self) -> Links:
         """Walk until every chain has reached its gap's start."""
         stuck, reached = np.zeros(self.time.size, dtype=np.int64), self.time + 1
@@ -286,6 +311,7 @@ class _Walker:
                 chains = active[mode == value]
                 if chains.size:
                     step(chains)
+            self.note(active)
         else:
             active = np.flatnonzero(self.mode != _DONE)
             self.give_up(active, self.index[active], _ENDLESS)
@@ -297,6 +323,13 @@ class _Walker:
         return Links(*(np.concatenate([o[k] for o in self.out])[order] for k in range(10)))
 
 
-def walk(graph: Graph, head: IntArray, begin: IntArray) -> Links:
-    """Chains of the gaps that end where the activities `head` start and begin at `begin` (trace time of `graph`)."""
-    return _Walker(graph, head, begin, graph.activity.rank[head]).run()
+def walk(
+    graph: Graph, head: IntArray, begin: IntArray, holds: Holds | None = None
+) -> tuple[Links, tuple[IntArray, IntArray]]:
+    """Chains of the gaps that end where the activities `head` start and begin at `begin` (trace time of `graph`), and
+    which ranks they came to: chain and rank, the waiter's own not among them. `holds` are those of `graph`."""
+    walker = _Walker(graph, head, begin, graph.activity.rank[head], holds or find_holds(graph))
+    links = walker.run()
+    none = np.zeros(0, dtype=np.int64)
+    chains, ranks = (np.concatenate([none, *(part[k] for part in walker.seen)]) for k in (0, 1))
+    return links, (chains, ranks)

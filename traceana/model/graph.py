@@ -9,7 +9,7 @@ where a stream-wait call lies between its launch and the previous launch on its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -102,37 +102,6 @@ class Graph:
     thread_rank: IntArray
     thread_begin: IntArray
     main: IntArray
-
-    def shifted(self, shift: IntArray) -> Graph:
-        """The graph with the clock of each rank moved by `shift[rank]` nanoseconds."""
-        if not shift.any():
-            return self
-        a = self.activity
-        da, dt = shift[a.rank], shift[self.thread_rank]
-        never = a.call_start == NEVER
-        activity = replace(
-            a,
-            start=a.start + da,
-            end=a.end + da,
-            call_start=np.where(never, NEVER, a.call_start + da),
-            call_end=np.where(never, NEVER, a.call_end + da),
-        )
-        s = self.stop
-        ds = dt[s.thread]
-        # Lags are between the two ends' clocks: the peer of a thread's commits is the same for all of them.
-        commit = s.kind == STOP_COMMIT
-        soon = s.soon.copy()
-        soon[commit] += ds[commit] - dt[self.control_dst[s.ref[commit]]]
-        return replace(
-            self,
-            activity=activity,
-            forward_start=self.forward_start + shift[self.forward_rank],
-            control_send=self.control_send + dt[self.control_src],
-            control_recv=self.control_recv + dt[self.control_dst],
-            control_done=self.control_done + dt[self.control_dst],
-            stop=replace(s, start=s.start + ds, end=s.end + ds, before=s.before + ds, soon=soon),
-            thread_begin=self.thread_begin + dt,
-        )
 
 
 def _follows(start: IntArray, end: IntArray, lane: IntArray, released: IntArray) -> IntArray:

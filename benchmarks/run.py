@@ -1,0 +1,161 @@
+"""Measures everything and writes docs/benchmarks.md: `python benchmarks/run.py [--help]`.
+
+Sets are made once and every figure is kept in the work folder as it is taken, under the commit it is of: a run that is
+broken off goes on where it was. Nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path.insert(0, str(HERE))
+
+from measure import Cost, measure
+from table import page
+
+SMALL = ("rep8", "big200")
+LINEAR = ("events-1x", "events-4x", "events-16x", "ranks-1x", "ranks-4x", "ranks-16x")
+HUGE = ("huge-64x64", "huge-4x1024")
+RUNS = 3
+
+
+class Bench:
+    """Takes figures once each: `figures` is what is known so far, by name."""
+
+    def __init__(self, work: Path, again: bool) -> None:
+        self.work = work
+        commit = _git("rev-parse", "--short=12", "HEAD") + ("+" if _git("status", "--porcelain", "traceana") else "")
+        self.commit = commit
+        self._file = work / f"figures-{commit}.json"
+        self.figures: dict[str, Cost] = {}
+        if self._file.exists() and not again:
+            self.figures = {name: Cost(**cost) for name, cost in json.loads(self._file.read_text()).items()}
+
+    def take(
+        self,
+        name: str,
+        command: list[str],
+        *,
+        runs: int = RUNS,
+        env: Mapping[str, str] | None = None,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        """The median by wall time of `runs` runs of `command`, each after `before`."""
+        if name in self.figures:
+            return
+        costs: list[Cost] = []
+        for _ in range(runs):
+            if before is not None:
+                before()
+            costs.append(measure(command, env))
+            if costs[-1].status:
+                break
+        failed = [cost for cost in costs if cost.status]
+        wall = statistics.median_low([cost.wall_s for cost in costs])
+        cost = failed[0] if failed else next(c for c in costs if c.wall_s == wall)
+        print(f"{name:28s} {cost.wall_s:8.2f} s {cost.cpu_s:8.2f} s CPU {cost.peak_mb:7.0f} MB", flush=True)
+        if cost.status:
+            print(f"    failed with {cost.status}: {cost.said}", flush=True)
+        self.figures[name] = cost
+        self._file.write_text(json.dumps({n: asdict(c) for n, c in self.figures.items()}, indent=1))
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path(os.environ.get("TMPDIR", "/tmp")) / "traceana-bench")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page to write")
+    parser.add_argument("--hta-python", type=Path, help="a python that has HolisticTraceAnalysis>=0.5 and pandas<3")
+    parser.add_argument("--huge", action="store_true", help="the two sets of 4 GB too (1 GB of disk, ten minutes)")
+    parser.add_argument("--again", action="store_true", help="forget the figures of this commit")
+    asked = parser.parse_args()
+    asked.work.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    bench = Bench(asked.work, asked.again)
+    sets = [*SMALL, *LINEAR, "ranks-1024", *(HUGE if asked.huge else ())]
+    subprocess.run(
+        [sys.executable, str(HERE / "sets.py"), str(asked.work), *sets], check=True, stdout=subprocess.DEVNULL
+    )
+    take_all(bench, asked.hta_python or _own_hta(), sets)
+    asked.out.write_text(page(bench.figures, _facts(bench, asked.work, sets)))
+    print(f"Wrote {asked.out} after {time.perf_counter() - start:.0f} s")
+
+
+def take_all(bench: Bench, hta: Path | None, sets: list[str]) -> None:
+    """Every figure, the references of a set right after its own."""
+    traceana = [sys.executable, "-m", "traceana"]
+    cache = bench.work / "cache"
+    env = {"TRACEANA_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+
+    def forget() -> None:
+        shutil.rmtree(cache, ignore_errors=True)
+
+    def report(name: str) -> list[str]:
+        return [*traceana, "report", "--json", str(bench.work / name)]
+
+    bench.take("help", [*traceana, "--help"], runs=2 * RUNS - 1, env=env)
+    for name in SMALL:
+        files = sorted(map(str, (bench.work / name).glob("*.json.gz")))
+        bench.take(f"{name} cold", report(name), env=env, before=forget)
+        if f"{name} warm" not in bench.figures:
+            measure(report(name), env)
+        bench.take(f"{name} warm", report(name), env=env)
+        bench.take(f"{name} no cache", [*report(name), "--no-cache"], env=env)
+        bench.take(f"{name} arrow", [sys.executable, str(HERE / "references.py"), "arrow", *files])
+        bench.take(f"{name} json", [sys.executable, str(HERE / "references.py"), "json", *files], runs=1)
+        if hta is not None:
+            bench.take(f"{name} hta", [str(hta), str(HERE / "references.py"), "hta", *files], runs=1)
+    merged = bench.work / "merged.pftrace"
+    merge = [*traceana, "merge", str(bench.work / "rep8"), "-o", str(merged)]
+    bench.take("merge cold", merge, env=env, before=forget)
+    for name in LINEAR:
+        bench.take(name, [*report(name), "--no-cache"], env=env, runs=1 if name.endswith("16x") else 2)
+    for name in sets:
+        if name == "ranks-1024" or name in HUGE:
+            bench.take(name, [*report(name), "--no-cache"], env=env, runs=1)
+    forget()
+    merged.unlink(missing_ok=True)
+
+
+def _own_hta() -> Path | None:
+    """This python, where it has HolisticTraceAnalysis."""
+    done = subprocess.run([sys.executable, "-c", "import hta.trace_analysis"], capture_output=True, check=False)
+    return Path(sys.executable) if done.returncode == 0 else None
+
+
+def _facts(bench: Bench, work: Path, sets: list[str]) -> dict[str, str]:
+    cpu = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+            break
+    sizes = {name: sum(f.stat().st_size for f in (work / name).rglob("*.gz")) for name in sets}
+    return {
+        "commit": bench.commit,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "machine": f"{len(os.sched_getaffinity(0))} cores of {cpu}, Python {platform.python_version()}",
+        **{f"gz {name}": f"{size / 1e6:.0f} MB" for name, size in sizes.items()},
+    }
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    main()

@@ -66,7 +66,7 @@ def test_every_table_has_its_schema_and_order() -> None:
                 )
                 assert (frame["end_ns"] >= frame["ts_ns"]).all()
         assert losses(rank, info=False) == {}
-        assert (rank.info.pid, rank.info.device) == ({0: 2824, 1: 2825}[rank.info.rank], rank.info.rank)
+        assert (rank.info.pid, rank.info.device) == ({0: 836, 1: 837}[rank.info.rank], rank.info.rank)
         assert rank.info.versions["nccl"] == "2.28.9"
         unfinished = rank.annotations.filter(~pl.col("finished"))
         assert 1 <= unfinished.height < 10

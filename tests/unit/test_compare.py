@@ -84,12 +84,12 @@ def test_merged_sides_are_means_and_unknown_stays_unknown() -> None:
 
 
 def test_a_side_is_the_window_of_the_rank_that_computes_most() -> None:
-    report = report_of(real("A"))
+    report = report_of(real("demo"))
     found = measure_side("A", report.model, report.document)
     assert found.profiled_ns == found.window_ns // found.tokens
     assert found.rank == 0 and found.tokens == 8 * found.forwards
-    # The log's mean is 984 tokens per second.
-    assert found.measured_ns is not None and round(1e9 / found.measured_ns) == 984
+    # The mean of the log is 965 tokens per second.
+    assert found.measured_ns is not None and round(1e9 / found.measured_ns) == 965
     assert max(found.kernels, key=lambda k: found.kernels[k]).startswith("nccl")
 
 

@@ -215,10 +215,11 @@ def host_bound(facts: Facts) -> list[Draft]:
 def _parts(facts: Facts) -> str:
     """Where hosts spend what GPUs wait for, largest first."""
     words = {"host_launch": "issuing forwards", "host_sync": "waking up after the GPU"}
+    spans = {"between spans": "between its spans"}
     parts: dict[str, int] = {}
     for row in facts.rows("blame"):
         if row["cause"] in _HOST:
-            name = words.get(str(row["cause"])) or str(row["detail"])
+            name = words.get(str(row["cause"])) or spans.get(str(row["detail"]), str(row["detail"]))
             parts[name] = parts.get(name, 0) + number(row, "ns")
     total = sum(parts.values())
     top = sorted(parts.items(), key=lambda x: (-x[1], x[0]))[:4]

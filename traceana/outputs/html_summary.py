@@ -10,6 +10,7 @@ from traceana.outputs.words import (
     count,
     decimal,
     duration,
+    gain,
     integer,
     mapping,
     number,
@@ -118,8 +119,8 @@ def _finding(
         facts.append(names.get(rank, f"rank {rank}"))
     if lost is not None:
         facts.append(f"{duration(lost)} lost" + (", all stages together" if rank is None else _part(lost, window)))
-    if number(finding.get("recoverable_fraction")) is not None:
-        facts.append(f"{share(finding['recoverable_fraction'], 0)} of it recoverable")
+    if saved := gain(finding):
+        facts.append(saved)
     action = finding.get("action")
     evidence = [text(e) for e in found] if isinstance(found := finding.get("evidence"), list | tuple) else []
     return element(

@@ -21,6 +21,7 @@ from traceana.outputs.words import (
     apportion,
     decimal,
     duration,
+    gain,
     integer,
     label,
     mapping,
@@ -105,11 +106,7 @@ def _findings(document: Document) -> list[RenderableType]:
         lost = f"{duration(f.get('lost_ns'))} lost" if integer(f.get("lost_ns")) is not None else ""
         if lost and integer(f.get("rank")) is None:
             lost += ", all stages together"
-        part = (
-            f"{share(f['recoverable_fraction'], 0)} recoverable"
-            if number(f.get("recoverable_fraction")) is not None
-            else ""
-        )
+        part = gain(f)
         where = rank_name(names, f.get("rank"), "")
         out.append(item(f"{i}.", say(f.get("title"), TERM)))
         if f.get("action"):

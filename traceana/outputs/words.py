@@ -17,6 +17,7 @@ __all__ = [
     "decimal",
     "duration",
     "exact_ms",
+    "gain",
     "integer",
     "label",
     "mapping",
@@ -79,6 +80,17 @@ def label(name: str) -> str:
 
 
 # Facts come from JSON: these say what type is wanted, and give None (or nothing) for anything else.
+
+
+def gain(finding: Mapping[str, object]) -> str:
+    """What a finding's action would save, of the time of a token; at most that where nothing was predicted."""
+    saved = number(finding.get("recoverable_fraction"))
+    if saved is None:
+        return ""
+    if saved < 0.005:
+        return "no gain predicted"
+    most = "" if finding.get("predicted") else "at most "
+    return f"{most}{share(saved, 0)} of a token's time to gain"
 
 
 def mapping(value: object) -> Mapping[str, object]:

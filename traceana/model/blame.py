@@ -25,6 +25,7 @@ from traceana.model.chain import (
     find_holds,
     walk,
 )
+from traceana.model.doubt import other_clocks, room_between, unsure_edges
 from traceana.model.gaps import Gaps, find_gaps
 from traceana.model.graph import Graph, build_graph
 from traceana.model.kernel_classes import is_communication
@@ -36,8 +37,6 @@ from traceana.model.trace import Trace
 __all__ = ["Blame", "blame"]
 
 _CHAINS_AT_A_TIME = 1 << 17
-# Up to so many ranks each one's clock is also tried alone; of more, the time for it would grow with their square.
-_FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +118,9 @@ class _Blamer:
         self.idle_gap = [
             np.where(g.of_idle >= 0, g.of_idle + first, -1) for g, first in zip(self.gaps, self.first[:-1], strict=True)
         ]
+        self.u = np.array([trace.uncertainty_ns.get(r) or 0 for r in trace.ranks], dtype=np.int64)
+        self.room = room_between(self.graph)
+        self.edges: list[Intervals] = []  # where other ranks' clocks leave an edge open, by rank
         self.at = {rank: position for position, rank in enumerate(trace.ranks)}
 
     def settled(self) -> tuple[list[_Pieces], Links, tuple[IntArray, IntArray]]:
@@ -141,6 +143,8 @@ class _Blamer:
             for i in range(first, last):
                 own = Links(*(getattr(links, f)[bounds[i - first] : bounds[i - first + 1]] for f in Links.__slots__))
                 cut = self._in_phases(own, np.zeros(n, dtype=np.int64))
+                if self.u.any():
+                    self.edges.append(unsure_edges(i, cut.gap, cut.lo, cut.hi, cut.cause, cut.root, self.u, self.room))
                 pieces.append(_in_order([*self._in_bubbles(cut, i), *self._without_chain(i)]))
             first = last
         every = Links(*(np.concatenate([getattr(c, f) for c in chains]) for f in Links.__slots__))
@@ -256,8 +260,8 @@ def blame(
 ) -> Blame:
     """The attribution of every bubble of `trace`. `progress` is told how many ranks' clocks were tried, and of how many.
 
-    The clocks are moved within their uncertainty (`_other_clocks`); nanoseconds whose cause or root is not the same
-    under all of them are `ambiguous`.
+    The clocks are moved within their uncertainty (`other_clocks`); nanoseconds whose cause or root is not the same
+    under all of them are `ambiguous`, and so are those around edges that other ranks make.
     """
     blamer = _Blamer(trace, states)
     n = len(trace.ranks)
@@ -265,7 +269,7 @@ def blame(
     tally = np.stack([_tally(p) for p in base]) if base else np.zeros((0, len(CAUSES)), dtype=np.int64)
     low, high = tally.copy(), tally.copy()
     doubt: list[list[Intervals]] = [[] for _ in range(n)]
-    others = _other_clocks(trace)
+    others = other_clocks(blamer.u, blamer.room)
     affected = _Affected(blamer, links, touched) if others else None
     moves = Moves(blamer.graph, max(abs(by) for _, ns in others for by in ns)) if others else None
     for done, (ranks, by) in enumerate(others):
@@ -288,6 +292,8 @@ def blame(
             then = tally[i] - _tally(before) + _tally(after)
             low[i], high[i] = np.minimum(low[i], then), np.maximum(high[i], then)
             doubt[i].append(_disagreement(before, after))
+    for i, spans_of in enumerate(blamer.edges):
+        doubt[i].append(spans_of)
     forwards = _Forwards(trace, blamer.graph)
     frames = []
     for spans in doubt:
@@ -327,21 +333,6 @@ class _Affected:
         """The chains, in order."""
         near = distinct(np.concatenate([np.array(ranks), *(self._peer[self._next[r]] for r in ranks)]))
         return distinct(np.concatenate([self._chain[self._came[int(r)]] for r in near]))
-
-
-def _other_clocks(trace: Trace) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Shifts of the ranks' clocks (positions and ns) within their uncertainty, in steps of a quarter: each rank's alone
-    (of few), and half of the ranks, with the others still or the other way, such that any two ranks are apart in one of
-    the halves."""
-    u = np.array([trace.uncertainty_ns.get(r) or 0 for r in trace.ranks], dtype=np.int64)
-    ranks = np.arange(u.size)
-    halves = [ranks >> bit & 1 for bit in range(max(int(u.size - 1).bit_length(), 1))]
-    ways = [*halves, *(2 * half - 1 for half in halves)]
-    if u.size <= _FEW:
-        ways += list(np.eye(u.size, dtype=np.int64))
-    shifts = [way * u * quarters // 4 for way in ways for quarters in (-4, -3, -2, -1, 1, 2, 3, 4)]
-    found = dict.fromkeys(tuple(s.tolist()) for s in shifts if s.any())
-    return [(tuple(i for i, ns in enumerate(s) if ns), tuple(ns for ns in s if ns)) for s in found]
 
 
 def _clock_bound(links: Links, graph: Graph, head: IntArray) -> IntArray:

@@ -180,9 +180,11 @@ def _read_all(
 
 def _collect(futures: Sequence[Future[RankRead]], progress: Progress | None) -> list[RankRead]:
     try:
-        for done, _ in enumerate(as_completed(futures)):
+        if progress is not None:
+            progress("read", 0, len(futures))
+        for done, _ in enumerate(as_completed(futures), 1):
             if progress is not None:
-                progress("read", done + 1, len(futures))
+                progress("read", done, len(futures))
         return [future.result() for future in futures]
     except BaseException:
         for future in futures:

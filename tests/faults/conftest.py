@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -44,36 +45,51 @@ def mounted(folder: Path, options: str) -> Generator[Path, None, None]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-@pytest.fixture(params=["tmpfs", "limit"])
-def full_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """A function that gives a folder with room for so many bytes: a tmpfs, or a limit on the size of files, which
-    stands in where nobody may mount."""
-    with _Room(tmp_path / "disk", request.param) as room:
-        yield room.make
+_LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+from traceana.cli import run
+raise SystemExit(run(sys.argv[2:]))
+"""
 
 
-class _Room:
+class FullDisk:
+    """A folder with room for `size` bytes: a tmpfs, or a limit on the size of files where nobody may mount. The limit is
+    one of the whole process, its standard output too, so `run` has a process of its own."""
+
     def __init__(self, folder: Path, kind: str) -> None:
-        self.folder, self.kind = folder, kind
-        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self.folder, self.kind, self.size = folder, kind, 0
         self.mount: AbstractContextManager[Path] | None = None
 
-    def __enter__(self) -> _Room:
-        return self
+    @property
+    def why(self) -> str:
+        """What the system says of a write that does not fit."""
+        return "File too large" if self.kind == "limit" else "No space left on device"
 
     def make(self, size: int) -> Path:
+        """The folder."""
+        self.size = size
         if self.kind == "limit":
             self.folder.mkdir()
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, self.before[1]))
         else:
             self.mount = mounted(self.folder, f"size={size}")
             self.mount.__enter__()
         return self.folder
 
-    def __exit__(self, *error: object) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
-        if self.mount is not None:
-            self.mount.__exit__(None, None, None)
+    def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        """`traceana` with these words."""
+        limit = self.size if self.kind == "limit" else resource.RLIM_INFINITY
+        command = [sys.executable, "-c", _LIMITED, str(limit), *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(params=["tmpfs", "limit"])
+def full_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FullDisk]:
+    """A disk that its test makes with too little room."""
+    disk = FullDisk(tmp_path / "disk", request.param)
+    yield disk
+    if disk.mount is not None:
+        disk.mount.__exit__(None, None, None)
 
 
 @pytest.fixture

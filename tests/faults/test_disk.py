@@ -8,10 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from traceana.cli import run
+
+if TYPE_CHECKING:
+    from faults.conftest import FullDisk
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -28,46 +32,41 @@ def size(capture: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3])
-def test_a_report_that_does_not_fit_leaves_nothing(
-    capture: Path, size: int, full_disk: Callable[[int], Path], share: float, capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
-) -> None:  # fmt: skip
-    disk = full_disk(int(size * share) // 4096 * 4096 + 4096)
-    assert run(["report", str(capture), "--no-cache", "-o", str(disk / "r")]) == 1
-    told = capsys.readouterr().err
-    why = "File too large" if "limit" in request.node.name else "No space left on device"
-    assert f"error: cannot write ({why}): {disk}/r\nhint: name another place with -o, or make room\n" in told
+def test_a_report_that_does_not_fit_leaves_nothing(capture: Path, size: int, full_disk: FullDisk, share: float) -> None:
+    disk = full_disk.make(int(size * share) // 4096 * 4096 + 4096)
+    done = full_disk.run("report", capture, "--no-cache", "-o", disk / "r")
+    assert done.returncode == 1
+    told = f"error: cannot write ({full_disk.why}): {disk}/r\nhint: name another place with -o, or make room\n"
+    assert told in done.stderr
     assert everything(disk) == {}
     assert list(disk.iterdir()) == []
 
 
-def test_a_report_that_does_not_fit_leaves_the_old_one(
-    capture: Path, size: int, full_disk: Callable[[int], Path], tmp_path: Path
-) -> None:
-    disk = full_disk(int(size * 0.3) // 4096 * 4096)
+def test_a_report_that_does_not_fit_leaves_the_old_one(capture: Path, size: int, full_disk: FullDisk) -> None:
+    disk = full_disk.make(int(size * 0.3) // 4096 * 4096)
     (disk / "r").mkdir()
     (disk / "r" / "report.json").write_text("old")
-    assert run(["report", str(capture), "--no-cache", "-o", str(disk / "r")]) == 1
+    assert full_disk.run("report", capture, "--no-cache", "-o", disk / "r").returncode == 1
     assert everything(disk) == {"r/report.json": b"old"}
 
 
-def test_a_merged_trace_that_does_not_fit_leaves_the_old_one(
-    capture: Path, full_disk: Callable[[int], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    disk = full_disk(16384)
+def test_a_merged_trace_that_does_not_fit_leaves_the_old_one(capture: Path, full_disk: FullDisk) -> None:
+    disk = full_disk.make(16384)
     (disk / "m.pftrace").write_text("old")
-    assert run(["merge", str(capture), "--no-cache", "-o", str(disk / "m.pftrace")]) == 1
-    assert "hint: name another place with -o" in capsys.readouterr().err
+    done = full_disk.run("merge", capture, "--no-cache", "-o", disk / "m.pftrace")
+    assert done.returncode == 1
+    assert "hint: name another place with -o" in done.stderr
     assert everything(disk) == {"m.pftrace": b"old"}
 
 
 def test_a_cache_on_a_full_disk_is_done_without(
-    capture: Path, full_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capture: Path, full_disk: FullDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = full_disk(4096)
+    disk = full_disk.make(4096)
     monkeypatch.setenv("TRACEANA_CACHE_DIR", str(disk / "cache"))
-    assert run(["check", str(capture)]) == 0
-    assert "cache_not_written" in capsys.readouterr().out
+    done = full_disk.run("check", capture)
+    assert done.returncode == 0
+    assert "cache_not_written" in done.stdout
     assert everything(disk) == {}
 
 

@@ -270,3 +270,13 @@ def test_progress_counts_every_trace(tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     read_capture(tmp_path, cache=False, progress=lambda *step: seen.append(step))
     assert seen == [("read", n, 3) for n in range(4)]
+
+
+def test_a_rank_that_cannot_be_is_left_out_and_said(tmp_path: Path) -> None:
+    events = [nccl(100, 11, **{**MESSAGE, "Dst Rank": 2**53 + 1}), nccl(200, 12, **MESSAGE)]
+    span = kf.span("gpu_user_annotation", f"nccl:send 0->{10**30}", 290, 70, pid=0, tid=9)
+    rank = tables(tmp_path, [*events, span, nccl(300, 13)])
+    assert rank.device["dst_rank"].to_list() == [None, MESSAGE["Dst Rank"], None]
+    assert rank.device["in_elements"].to_list()[:2] == [MESSAGE["In msg nelems"]] * 2
+    said = rank.losses.filter(pl.col("name") == "rank_impossible").select("severity", "count").rows()
+    assert said == [("warning", 1)]

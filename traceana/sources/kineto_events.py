@@ -31,6 +31,7 @@ __all__ = [
     "Ints",
     "Lost",
     "communication_frame",
+    "impossible_ranks",
     "join_events",
 ]
 
@@ -81,6 +82,7 @@ COMMUNICATION: Mapping[str, tuple[str, pl.DataType]] = {
     "Group size": ("group_size", pl.Int64()),
     "Seq": ("seq", pl.Int64()),
 }
+_COUNTED = ("Src Rank", "Dst Rank", "Group size")  # ranks, of which no job has 2**31
 COLUMNS: Mapping[str, type[np.generic]] = {
     "kind": np.uint8,
     "pid": np.int64,
@@ -144,12 +146,24 @@ def join_events(parts: Sequence[Events]) -> Events:
 
 
 def communication_frame(talks: Sequence[tuple[int, Mapping[str, object]]]) -> pl.DataFrame:
-    """`talks` as typed columns after `row`; what is missing or of another type is null."""
+    """`talks` as typed columns after `row`; what is missing, impossible or of another type is null."""
     columns = [pl.Series("row", [row for row, _ in talks], dtype=pl.Int64())]
     for key, (name, dtype) in COMMUNICATION.items():
         kind = int if dtype == pl.Int64() else str
-        columns.append(pl.Series(name, [_typed(args.get(key), kind) for _, args in talks], dtype=dtype))
+        values = [_typed(args.get(key), kind) for _, args in talks]
+        if key in _COUNTED:
+            values = [None if _impossible(value) else value for value in values]
+        columns.append(pl.Series(name, values, dtype=dtype))
     return pl.DataFrame(columns)
+
+
+def impossible_ranks(talks: Sequence[tuple[int, Mapping[str, object]]]) -> int:
+    """How many of `talks` name a rank or a group size beyond every job; `communication_frame` leaves those null."""
+    return sum(any(_impossible(_typed(args.get(key), int)) for key in _COUNTED) for _, args in talks)
+
+
+def _impossible(value: object) -> bool:
+    return isinstance(value, int) and not -(1 << 31) <= value < 1 << 31
 
 
 def _typed(value: object, kind: type[int] | type[str]) -> object:

@@ -22,6 +22,7 @@ from traceana.sources.kineto_events import (
     OVERHEAD,
     Events,
     Lost,
+    impossible_ranks,
 )
 from traceana.sources.losses import Loss, Severity, loss, losses_frame
 from traceana.tables.capture import RankInfo, RankTables
@@ -60,6 +61,8 @@ def build_rank(trace: RawTrace, info: RankInfo) -> RankTables:
     losses = [*file_losses(trace, info.rank), *check_facts(trace.header, info.rank), *unbased]
     keep, dropped = sound_events(trace.events, info.rank)
     losses += dropped
+    if odd := impossible_ranks(trace.events.talks):
+        losses.append(loss("rank_impossible", "warning", odd, "messages name a rank that cannot be", info.rank))
     parts = _Parts(trace.events, keep, base)
     device = parts.device(info)
     calls = parts.table(schema.CALLS, CALL)

@@ -93,7 +93,7 @@ def _from_spans(kernels: pl.DataFrame, spans: pl.DataFrame, info: RankInfo) -> p
         .filter(pl.col("ts_ns") < pl.col("span_end"))
     )
     ranks = _global_ranks(info)
-    peer = pl.col("peer").cast(pl.Int64()).replace_strict(ranks, default=None, return_dtype=pl.Int64())
+    peer = pl.col("peer").cast(pl.Int64(), strict=False).replace_strict(ranks, default=None, return_dtype=pl.Int64())
     return held.select(
         "at",
         collective=pl.col("what"),

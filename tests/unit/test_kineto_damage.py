@@ -51,6 +51,7 @@ def spoil(old: str, new: str, text: str = TEXT) -> str:
         ('"kernel_3"', r'"C:\Users\uxyz"', 80, {"event_repaired": 1}),
         ('"kernel_3"', '"ker\x01\n\tnel_3"', 80, {}),
         ('"kernel_3"', '"a"b"', 80, {"event_repaired": 1}),
+        ('"kernel_3"', '\ufeffkernel_3"', 79, {"event_broken": 1}),
         ('"kernel_3"', '"Library("_x", "IMPL")\n(1)"', 80, {"event_repaired": 1}),
         ('"est": 0.5', '"est": NaN', 80, {}),
         ('"est": 0.5', '"est": -Infinity, "b": Infinity', 80, {}),

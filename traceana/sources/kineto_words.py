@@ -153,4 +153,5 @@ def different(buffer: bytes, words: Words, start: Positions, stop: Positions) ->
     for row in np.flatnonzero(~same).tolist():  # another string with the same hash
         place[row] = len(texts)
         texts.append(buffer[start[row] : stop[row]])
-    return [text.decode() for text in texts], place
+    # A place may be a guess that its caller drops later, and begin inside a character.
+    return [text.decode(errors="replace") for text in texts], place

@@ -477,3 +477,12 @@ def test_no_content_raises(tmp_path: Path, data: st.DataObject) -> None:
         json.dumps(facts.facts, allow_nan=False)
         assert facts.decode_log.schema == schema.DECODE_LOG.polars_schema
         assert facts.requests.filter(pl.col("end_ns") < pl.col("start_ns")).height == 0
+
+
+def test_a_process_id_in_digits_of_another_script_is_no_number(tmp_path: Path) -> None:
+    lines = [f'sglang:num_running_reqs{{pid="{pid}",pp_rank="{r}"}} 1.0' for r, pid in ((0, "\u0661\u0662"), (1, "71"))]
+    (tmp_path / "metrics_before.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    facts, _, _ = read_server([tmp_path / "metrics_before.txt"])
+    assert facts is not None
+    told: Any = facts.facts
+    assert told["pid_by_rank"] == [{"rank": 1, "pid": 71}]

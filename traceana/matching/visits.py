@@ -21,7 +21,7 @@ __all__ = ["find_visits", "main_thread", "span_set", "visit_of"]
 # First that occurs wins: the pipeline loop's own span, else the one every scheduler loop has.
 _ANCHORS = ("recv_requests", "scheduler.recv_requests")
 _RUNS = ("run_batch", "scheduler.run_batch")
-_STEP = r"^step\[(?P<mode>[A-Z_]+)(?: bs=(?P<batch>\d+))?(?: toks=(?P<tokens>\d+))?"
+_STEP = r"^step\[(?P<mode>[A-Z_]+)(?: bs=(?P<batch>[0-9]+))?(?: toks=(?P<tokens>[0-9]+))?"
 
 
 def main_thread(rank: RankTables) -> int | None:
@@ -94,8 +94,8 @@ def find_visits(rank: RankTables, *, slots: int | None = None) -> pl.DataFrame:
         steps.with_columns(
             pl.Series("visit", np.searchsorted(start, steps.get_column("ts_ns").to_numpy(), side="right") - 1),
             pl.col("g").struct.field("mode").str.to_lowercase().alias("mode"),
-            pl.col("g").struct.field("batch").cast(pl.Int32).alias("batch_size"),
-            pl.col("g").struct.field("tokens").cast(pl.Int64).alias("tokens"),
+            pl.col("g").struct.field("batch").cast(pl.Int32, strict=False).alias("batch_size"),
+            pl.col("g").struct.field("tokens").cast(pl.Int64, strict=False).alias("tokens"),
         )
         .drop("g", "ts_ns")
         .unique("visit", keep="first", maintain_order=True)

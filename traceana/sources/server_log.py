@@ -103,7 +103,7 @@ def read_log(sidecar: Sidecar) -> tuple[ServerLog, list[Loss]]:
                 .struct["1"]
                 .str.to_datetime("%Y-%m-%d %H:%M:%S", strict=False, time_unit="ns")
                 .dt.epoch("ns")
-                + pl.col("g").struct["2"].fill_null("0").str.pad_end(9, "0").cast(pl.Int64())
+                + pl.col("g").struct["2"].fill_null("0").str.pad_end(9, "0").cast(pl.Int64(), strict=False).fill_null(0)
             ).alias("printed_ns"),
             pl.col("g").struct["2"].str.len_bytes().alias("digits"),
             *(

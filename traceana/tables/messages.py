@@ -15,7 +15,7 @@ __all__ = ["message_columns"]
 Ints = npt.NDArray[np.int64]
 
 _NCCL = "(?i)^nccl(?:Dev)?Kernel"
-_SPAN = r"^nccl:(\w+)(?: (\d+)(->|<-)(\d+))?"
+_SPAN = r"^nccl:(\w+)(?: ([0-9]+)(->|<-)([0-9]+))?"
 _COLUMNS = [name for name, _ in COMMUNICATION.values()]
 
 

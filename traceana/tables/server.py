@@ -189,7 +189,7 @@ def _pids(metrics: pl.DataFrame, seen: Evidence) -> list[dict[str, int]] | None:
     """Process ids of the schedulers, where a metric of theirs carries one."""
     tp_size = seen.integer("tp_size") or 1
     parts = {
-        k: pl.col("labels").str.extract(rf'(?:^|,){k}="(\d{{1,9}})"').cast(pl.Int64())
+        k: pl.col("labels").str.extract(rf'(?:^|,){k}="([0-9]{{1,9}})"').cast(pl.Int64())
         for k in ("pid", "pp_rank", "tp_rank")
     }
     carried = metrics.filter(pl.col("labels").str.contains('pid="', literal=True))

@@ -11,11 +11,11 @@ __all__ = ["page"]
 _LABELS = {
     "rep8 cold": "report, 8 ranks x 54 MB, cold",
     "rep8 no cache": "the same with `--no-cache`",
-    "rep8 warm": "the same, warm",
+    "rep8 warm": "the same, warm (the kept answer)",
     "merge cold": "merge of them, cold",
     "big200 cold": "report, one rank of 192 MB, cold",
     "big200 no cache": "the same with `--no-cache`",
-    "big200 warm": "the same, warm",
+    "big200 warm": "the same, warm (the kept answer)",
     "help": "`traceana --help`",
 }
 _TARGETS = {
@@ -109,11 +109,7 @@ def _large(figures: Mapping[str, Cost]) -> str:
         "| what | wall s | CPU s | peak MB | wanted |",
         "|---|---|---|---|---|",
     ]
-    out += [
-        f"| {label} | {_cells(figures[name])} | {_TARGETS.get(name, '')} |"
-        for name, label in labels.items()
-        if name in figures
-    ]
+    out += [f"| {label} | {_cells(figures.get(name))} | {_TARGETS.get(name, '')} |" for name, label in labels.items()]
     both = [figures.get("huge-64x64"), figures.get("ranks-1024")]
     costs = [c for c in both if c is not None and not c.status]
     if len(costs) == 2:

@@ -118,3 +118,25 @@ def test_strings_with_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyPat
     start = np.array([0, 30, 60, 0], dtype=np.int64) + SLACK
     found, place = different(buffer, word_view(buffer), start, start + 30)
     assert [found[at] for at in place] == ["x" * 30, "y" * 30, "x" * 20 + "z" * 10, "x" * 30]
+
+
+def test_a_last_event_that_lost_where_its_args_begin_is_said() -> None:
+    """Its two closing braces promise args that no key of the stretch opens."""
+    text = """
+  {
+    "ph": "X", "cat": "user_annotation", "name": "recv_requests", "pid": 7, "tid": 7,
+    "ts": 0.000, "dur": 0.100,
+    "args": {
+
+    }
+  },
+  {
+    "ph": "X", "cat": "user_annotation", "name": "run_batch", "pid": 7, "tid": 7,
+    "ts": 0.200, "dur": 0.3
+    }
+  }"""
+    buffer = PAD + text.encode() + b",\n  {\n    " + PAD
+    start, stop = buffer.index(b"{"), SLACK + len(text)
+    found = parse_keys(buffer, start, stop)
+    assert found.names.to_list() == ["recv_requests", "run_batch"]
+    assert [(lost.name, lost.count) for lost in found.lost] == [("event_broken", 1)]

@@ -248,9 +248,10 @@ def _names(s: _Stretch, buffer: bytes, start: Positions, stop: Positions) -> tup
 def _closed(s: _Stretch, rows: Positions, first: Positions, braces: Positions) -> Bools:
     """Whether the event ends where its layout says: behind the duration, or with the object args as its last value."""
     inner = s.inner[rows]
-    at = np.where(inner, first + _ARGS, first)  # without args any key will do
-    has_args = _ARGS_KEY.ends(s.tail[at]) & (s.text[s.values(at)] == _OPEN)
     count = s.first[rows + 1] - first
+    reaches = inner & (count > _ARGS)
+    at = np.where(reaches, first + _ARGS, first)  # without args any key will do
+    has_args = reaches & _ARGS_KEY.ends(s.tail[at]) & (s.text[s.values(at)] == _OPEN)
     closed: Bools = np.where(inner, has_args, count == _ARGS)
     closed &= s.opened[rows] == braces + 1 + inner
     return closed

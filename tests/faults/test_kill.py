@@ -52,7 +52,9 @@ print("ready", flush=True)
 while True:
     read_capture(Path(sys.argv[2]))
     for entry in cache_folder().glob("??/*"):
-        entry.rename(Path(sys.argv[1]) / entry.name); shutil.rmtree(Path(sys.argv[1]) / entry.name)
+        away = Path(sys.argv[1]) / entry.name
+        shutil.rmtree(away, ignore_errors=True)  # a run that was killed here left half of it
+        entry.rename(away); shutil.rmtree(away)
 """
 
 

@@ -201,5 +201,5 @@ class GpuSampler:
 def _scaled(text: str, factor: int) -> str:
     try:
         return str(round(float(text) * factor))
-    except ValueError:  # [N/A]
+    except (ValueError, OverflowError):  # [N/A], inf
         return ""

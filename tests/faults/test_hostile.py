@@ -94,6 +94,10 @@ def test_a_gz_bomb_is_refused_and_the_option_reads_it(
     assert run(["check", str(tmp_path)]) == 1
     told = capsys.readouterr().err
     assert "hint: " in told and "--no-limits" in told
+    assert run(["diff", str(tmp_path), str(tmp_path)]) == 1
+    assert capsys.readouterr().err == told
+    assert run(["diff", str(tmp_path), str(tmp_path), "--no-limits"]) == 1
+    assert "no decode forward" in capsys.readouterr().err  # it was read
     assert run(["check", str(tmp_path), "--no-limits"]) == 0
 
 

@@ -17,7 +17,11 @@ from pathlib import Path
 from random import Random
 
 from fuzz.cases import KINDS, WHOLE, make
-from fuzz.hold import hold
+from fuzz.hold import Broken, hold
+from fuzz.memory import Peak
+
+# What one input may add to the process at its peak. The limit on unpacked text is 64 MB here, the seeds have below 1 MB.
+MEMORY = 512 << 20
 
 
 def main() -> int:
@@ -70,7 +74,10 @@ def attempt(kind: str, number: int, keep: Path | None = None, *, always: bool = 
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         try:
-            result = hold(folder, whole=number % WHOLE[kind] == 0, random=Random(number))
+            with Peak() as peak:
+                result = hold(folder, whole=number % WHOLE[kind] == 0, random=Random(number))
+            if peak.bytes > MEMORY:
+                raise Broken(f"{peak.bytes >> 20} MB more memory at its peak than before, {MEMORY >> 20} are allowed")
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # polars' panics are no Exceptions

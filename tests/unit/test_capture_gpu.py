@@ -111,21 +111,27 @@ def test_the_sampler_writes_until_it_is_stopped(tmp_path: Path) -> None:
     assert stamps == sorted(stamps) and abs(stamps[0] - time.time_ns()) < 60 * 10**9
 
 
-def test_nvidia_smi_where_the_library_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_smi_without_the_library_and_only_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
-    rows = "0, 97, 40, 349.12, 700.00, 1024, 1980, 3201, 41\\n1, 5, 1, [N/A], [N/A], 10, 345, 3201, 30\\n"
+    rows = (
+        "0, 97, 40, 349.12, 700.00, 1024, 1980, 3201, 41\\n1, 5, 1, [N/A], [N/A], 10, 345, 3201, 30\\n"
+        "=cmd|calc!A1, 97, 40, inf, +1+1, @SUM(1), 1980, 3201, 41\\n"
+    )
     program.write_text(f"#!/bin/sh\nwhile :; do printf '{rows}'; sleep 0.02; done\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr("traceana_capture.gpu.open_nvml", lambda: None)
     sampler = GpuSampler(tmp_path / "gpu.csv").start()
     end = time.monotonic() + 5
-    while sampler.rows < 4 and time.monotonic() < end:
+    while sampler.rows < 6 and time.monotonic() < end:
         time.sleep(0.01)
     sampler.stop()
-    lines = [line.split(",", 1)[1] for line in (tmp_path / "gpu.csv").read_text().splitlines()[1:3]]
-    assert sampler.source == "nvidia-smi"
-    assert lines == [f"0,97,40,349120,700000,{1024 << 20},1980,3201,41", f"1,5,1,,,{10 << 20},345,3201,30"]
+    lines = [line.split(",", 1)[1] for line in (tmp_path / "gpu.csv").read_text().splitlines()[1:4]]
+    assert sampler.source == "nvidia-smi" and sampler.rows >= 6
+    # What is no number, and what a spreadsheet would take for a formula, is left empty.
+    assert lines == [
+        f"0,97,40,349120,700000,{1024 << 20},1980,3201,41", f"1,5,1,,,{10 << 20},345,3201,30", ",97,40,,,,1980,3201,41"
+    ]  # fmt: skip
 
 
 def test_no_gpu_writes_nothing_and_fails_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "analysis_options",
     "default_out",
     "gate",
+    "limits_option",
     "make_options",
     "no_limits",
     "parse_ranks",
@@ -71,13 +72,7 @@ def analysis_options(function: F) -> F:
             "--window", metavar="START..END", help="Only this part of the common window: ns, or like 12ms..40ms."
         ),
         click.option("--assume", metavar="CLOCK", help="Clock prior: same-host, ntp:MICROSECONDS or none."),
-        click.option(
-            "--no-limits",
-            is_flag=True,
-            expose_value=False,
-            callback=_keep_limits,
-            help="Read files of any size, and gz files that unpack to very much more.",
-        ),
+        limits_option,
         click.option("--no-cache", is_flag=True, help="Compute everything again, and keep nothing of it."),
         click.option("--engine", metavar="ENGINE", help=f"Where ranks are read: {ENGINES} [default: threads]."),
         click.option("--strict", is_flag=True, help="Exit 3 if anything was lost (warning or error)."),
@@ -86,6 +81,17 @@ def analysis_options(function: F) -> F:
     for decorate in reversed(decorators):
         function = decorate(function)
     return function
+
+
+def limits_option(function: F) -> F:
+    """--no-limits, which `no_limits` asks for."""
+    return click.option(
+        "--no-limits",
+        is_flag=True,
+        expose_value=False,
+        callback=_keep_limits,
+        help="Read files of any size, and gz files that unpack to very much more.",
+    )(function)
 
 
 def _keep_limits(context: click.Context, _parameter: click.Parameter, lifted: bool) -> None:

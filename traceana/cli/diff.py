@@ -9,13 +9,14 @@ from pathlib import Path
 import click
 
 from traceana.cli import GateError
-from traceana.cli.common import progress
+from traceana.cli.common import limits_option, no_limits, progress
 from traceana.compare import Comparison, compare
 from traceana.compare.side import Side, measure_side
 from traceana.errors import TraceanaError
 from traceana.outputs.jsonfile import to_json, write_json
 from traceana.outputs.words import plain_lines
 from traceana.pipeline import Options, Progress, analyse
+from traceana.sources.limits import Limits
 
 __all__ = ["command"]
 
@@ -33,6 +34,7 @@ _GATE = re.compile(r"^\s*([a-z_0-9]+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*$")
     "--fail-on", "gates", multiple=True, metavar="GATE", help="Exit 3 if it holds, for instance 'throughput<-3%'."
 )
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the JSON document to this file too.")
+@limits_option
 @click.option("--no-cache", is_flag=True, help="Compute everything again, and keep nothing of it.")
 @click.option("-v", "--verbose", count=True, help="Say what is being done.")
 def command(
@@ -84,7 +86,7 @@ def _sides(text: str, no_cache: bool, say: Progress) -> list[Side]:
         if not path.exists():
             raise TraceanaError("no such capture", where=str(path), hint="give a capture folder")
         say(f"analyse {path}")
-        report = analyse(path, Options(cache=not no_cache))
+        report = analyse(path, Options(cache=not no_cache, limits=Limits.lifted() if no_limits() else None))
         sides.append(measure_side(path.resolve().name, report.model, report.document))
     return sides
 

@@ -433,6 +433,16 @@ def test_plain_and_gzip_hold_the_same_bytes_every_time(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pftrace", "c.pftrace", "deep"]
 
 
+@pytest.mark.parametrize("cores", [1, 2, 7])
+def test_the_file_is_the_same_for_any_number_of_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture, frames = _world()
+    first, second = io.BytesIO(), io.BytesIO()
+    write_timeline(first, capture, **frames)
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    write_timeline(second, capture, **frames)
+    assert first.getvalue() == second.getvalue()
+
+
 def test_a_failure_leaves_the_old_file_and_no_part_of_a_new_one(tmp_path: Path) -> None:
     capture, frames = _world()
     out = tmp_path / "merged.pftrace"

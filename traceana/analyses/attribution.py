@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
+import numpy as np
 import polars as pl
 
-from traceana.model.evidence import describe_chain, describe_edges, describe_links
+from traceana.model.evidence import Words, describe_chain, describe_events, describe_links
 from traceana.model.model import Model
 from traceana.result import Result, Tables
 
@@ -47,31 +46,19 @@ def run(model: Model) -> Result:
         row | {"chain": describe_chain(model, int(row["rank"]), int(row["gap"]))}
         for row in worst.head(_WORST).to_dicts()
     ]
-    links = cache(lambda: describe_links(model))
-    later = {"attribution": lambda: _with_events(model, links()), "links": lambda: _longest(links(), worst)}
+    chains = worst.sort("rank", "gap").select("rank", "gap")
+    later = {"attribution": lambda: _with_events(model), "links": lambda: _described(model, chains)}
     return Result(NAME, Tables({"blame": matrix}, later), {"blame": matrix.to_dicts(), "worst_gaps": gaps})
 
 
-def _longest(links: pl.DataFrame, worst: pl.DataFrame) -> pl.DataFrame:
-    return links.join(worst.select("rank", "gap"), on=["rank", "gap"], how="semi", maintain_order="left")
+def _described(model: Model, gaps: pl.DataFrame) -> pl.DataFrame:
+    """The links of `gaps` (rank, gap) in words."""
+    first = dict(zip(model.trace.ranks, model.blame.first_gap, strict=True))
+    numbers = [first[rank] + gap for rank, gap in gaps.iter_rows()]
+    return describe_links(model, np.array(numbers, dtype=np.int64))
 
 
-def _with_events(model: Model, links: pl.DataFrame) -> pl.DataFrame:
-    """ATTRIBUTION with the events that bound each stretch: the link before it in the chain ends it, the link after it
-    starts it; at the ends of a gap, the work on the stage that ended or starts there; where a link is cut (at a span of
-    the host, at an edge of the window), that link itself."""
-    attribution = model.blame.attribution
-    keys = ["rank", "gap", "chain"]
-    after = links.select("rank", "gap", pl.col("chain") - 1, pl.col("what").alias("first"))
-    before = links.select("rank", "gap", pl.col("chain") + 1, pl.col("what").alias("last"))
-    return (
-        attribution.join(after, on=keys, how="left", maintain_order="left")
-        .join(before, on=keys, how="left", maintain_order="left")
-        .join(links, on=keys, how="left", maintain_order="left")
-        .with_columns(describe_edges(model, attribution).get_columns())
-        .with_columns(
-            pl.coalesce("first", "ended", "what").alias("first_event"),
-            pl.coalesce("last", "started", "what").alias("last_event"),
-        )
-        .drop("first", "last", "ended", "started", "what")
-    )
+def _with_events(model: Model) -> pl.DataFrame:
+    """ATTRIBUTION of all ranks with `describe_events`."""
+    words, every = Words(model), model.blame.attribution
+    return pl.concat([describe_events(words, every.filter(pl.col("rank") == rank)) for rank in model.trace.ranks])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import polars as pl
 
+from traceana.model.evidence import Words, describe_events
 from traceana.outputs.files import new_folder
 from traceana.outputs.html import write_html
 from traceana.outputs.jsonfile import write_json
@@ -20,7 +22,7 @@ __all__ = ["write_merged", "write_report"]
 def write_merged(path: Path, report: Report, args: Args = "key") -> dict[str, int]:
     """Write the merged Perfetto trace to `path`; what was written, counted. Raises OutputError."""
     trace = report.model.trace
-    attribution = report.tables["attribution"]
+    attribution = report.model.blame.attribution
     worst = report.document.get("worst_gaps")
     keys = [(g["rank"], g["gap"]) for g in worst] if isinstance(worst, list) else []
     pick = pl.DataFrame(keys, schema={"rank": pl.Int32, "gap": pl.Int64}, orient="row")
@@ -39,6 +41,7 @@ def write_merged(path: Path, report: Report, args: Args = "key") -> dict[str, in
         in_flight=report.tables["in_flight"],
         stages_busy=report.tables["stages_busy"],
         stages=trace.topology.stage if trace.topology.is_pipeline else None,
+        events=partial(describe_events, Words(report.model)),
         args=args,
     )
     return {"slices": stats.slices, "slices_in_lanes": stats.slices_in_lanes, "bytes": stats.bytes_written}

@@ -131,23 +131,28 @@ class Interned:
         nulls = values.null_count()
         if nulls == values.len():
             return pl.Series(values.name, np.zeros(values.len(), np.int64))
-        codes = values.cast(pl.Categorical()).to_physical()
-        # Code 0 of the null rows is overwritten below; codes themselves depend on what was read before.
-        plain = (codes.fill_null(0) if nulls else codes).to_numpy().astype(np.int64)
-        known = values.is_not_null().to_numpy() if nulls else None
-        rows = np.arange(len(plain)) if known is None else np.flatnonzero(known)
-        first = np.full(int(plain.max()) + 1, -1, np.int64)
-        first[plain[rows[::-1]]] = rows[::-1]
-        used = np.flatnonzero(first >= 0)
-        used = used[np.argsort(first[used])]  # by first row, so that equal columns give equal ids
-        texts: list[str] = values.gather(first[used].tolist()).cast(pl.String()).to_list()
-        ids = np.zeros(len(first), np.int64)
+        if values.dtype == pl.String:
+            encoded: Any = values.to_arrow(compat_level=pl.CompatLevel.oldest()).dictionary_encode()
+            texts: list[str] = encoded.dictionary.to_pylist()  # by first row, so that equal columns give equal ids
+            used = np.arange(len(texts))
+            codes = encoded.indices
+            plain = (codes.fill_null(0) if nulls else codes).to_numpy(False)
+        else:  # codes depend on what was read before
+            codes = values.to_physical()
+            plain = (codes.fill_null(0) if nulls else codes).to_numpy()
+            rows = np.flatnonzero(values.is_not_null().to_numpy()) if nulls else np.arange(len(plain))
+            first = np.full(int(plain.max()) + 1, -1, np.int64)
+            first[plain[rows[::-1]]] = rows[::-1]
+            used = np.flatnonzero(first >= 0)
+            used = used[np.argsort(first[used])]
+            texts = values.gather(first[used]).cast(pl.String()).to_list()
+        ids = np.zeros(int(used.max()) + 1, np.int64)
         for code, text in zip(used.tolist(), texts, strict=True):
             changed = text if change is None else change(text)
             ids[code] = 0 if changed is None else self.id(changed)
         numbers = ids[plain]
-        if known is not None:
-            numbers[~known] = 0
+        if nulls:
+            numbers[values.is_null().to_numpy()] = 0
         return pl.Series(values.name, numbers)
 
     def take(self) -> bytes:

@@ -1,18 +1,19 @@
 """The merged timeline: every rank of a capture on one clock, as one Perfetto trace.
 
 `write_timeline` writes Perfetto's native format (`.pftrace`, or gzip of it where the name ends in `.gz`) for
-ui.perfetto.dev and `trace_processor`. First come views across ranks, then one group a rank. As many ranks are encoded at
-a time as there are cores, and memory holds no more of them; the file is the same for any number.
+ui.perfetto.dev and `trace_processor`. First come views across ranks, then one group a rank. As many ranks are made at a
+time as there are cores, and memory holds little more than what those are made of; the file is the same for any number.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,18 +22,18 @@ from isal import igzip_threaded
 
 from traceana import schema
 from traceana.outputs.files import new_file
+from traceana.outputs.in_turn import InTurn
 from traceana.outputs.perfetto_packets import PacketSequence
 from traceana.outputs.timeline_cluster import ClusterFrames, write_cluster
 from traceana.outputs.timeline_links import link_chains, link_forwards, link_messages
 from traceana.outputs.timeline_rank import Args, RankFrames, RankLabels, write_rank
-from traceana.outputs.timeline_slices import attribution_slices
+from traceana.outputs.timeline_slices import attribution_slices, slice_spans
 from traceana.tables.capture import CaptureTables, RankInfo, RankTables
 
 __all__ = ["Args", "TimelineStats", "write_timeline"]
 
 Write = Callable[[bytes], object]
-Made = tuple[PacketSequence, list[bytes]]
-"""The packets of a rank, as blocks of bytes."""
+Make = Callable[[PacketSequence], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ def write_timeline(
     in_flight: pl.DataFrame | None = None,
     stages_busy: pl.DataFrame | None = None,
     stages: Mapping[int, int] | None = None,
+    events: Callable[[pl.DataFrame], pl.DataFrame] | None = None,
     args: Args = "key",
 ) -> TimelineStats:
     """Writes the merged timeline of `capture` to a file or an open binary stream.
@@ -70,7 +72,8 @@ def write_timeline(
     All frames follow `traceana.schema`, are on trace time, and may be empty. `kernel_class` gives the class of a kernel
     name. `window` (ns, trace time) is the stretch that the figures are about. `chains` are rows of ATTRIBUTION whose
     cause is to be shown by an arrow. `in_flight` and `stages_busy` are steps (ts_ns, count), drawn as counters.
-    `stages` is the pipeline stage of each rank where its identity does not tell. `args` says what kernels, calls and
+    `stages` is the pipeline stage of each rank where its identity does not tell. `events` gives the `attribution` of a
+    rank with its events in words, where it has none yet; it is called by several threads. `args` says what kernels, calls and
     ops carry: nothing, what is needed to follow them, or all that the tables hold.
 
     A file appears whole or not at all. Raises OutputError where it cannot be written.
@@ -78,74 +81,53 @@ def write_timeline(
     infos = [r.info for r in capture.ranks]
     stage = {i.rank: s for i in infos if (s := (stages or {}).get(i.rank, i.pp_rank)) is not None}
     name = _names(infos, stage)
-    span = _span(capture, window)
-    slices = attribution_slices(states, attribution, name)
-    if chains is not None:
-        slices = link_chains(chains, slices)
     linked = link_forwards(forwards, visits, infos, stage)
     paired = link_messages(messages)
-    classes = states.filter((pl.col("state") == "busy") & pl.col("kernel_class").is_not_null())
-    visits_of, forwards_of, slices_of, classes_of = map(_by_rank, (visits, linked, slices, classes))
+    visits_of, forwards_of, states_of, stretches_of = map(_by_rank, (visits, linked, states, attribution))
     sent_by, taken_by = _by_rank(paired, "src"), _by_rank(paired, "dst")
     highest = max((i.rank for i in infos), default=0)
 
-    def sequences(write: Write) -> Iterator[PacketSequence]:
-        top = PacketSequence(write, 1)
-        cluster = ClusterFrames(forwards_of, slices_of, capture.gpu_samples, in_flight, stages_busy, span, window)
-        write_cluster(top, cluster, infos, name)
-        yield top
+    def stretches(rank: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+        return states_of.get(rank, states.clear()), stretches_of.get(rank, attribution.clear())
 
-        def made(tables: RankTables) -> Made:
-            rank = tables.info.rank
-            frames = RankFrames(
-                visits=visits_of.get(rank, visits.clear()),
-                forwards=forwards_of.get(rank, linked.clear()),
-                sent=sent_by.get(rank, paired.clear()),
-                received=taken_by.get(rank, paired.clear()),
-                attribution=slices_of.get(rank, slices.clear()),
-                classes=classes_of.get(rank, classes.clear()),
-            )
-            blocks: list[bytes] = []
-            packets = PacketSequence(blocks.append, rank + 2)
-            labels = _labels(tables.info, name, stage, clock.filter(pl.col("rank") == rank), highest)
-            write_rank(packets, tables, frames, labels, kernel_class or {}, args)
-            return packets, blocks
+    arrows = {} if chains is None else link_chains(chains, lambda rank: slice_spans(*stretches(rank)))
 
-        for packets, blocks in _side_by_side(made, capture.ranks):
-            for block in blocks:
-                write(block)
-            yield packets
+    def cluster(packets: PacketSequence) -> None:
+        span = _span(capture, window)
+        explained = {rank: stretches(rank)[1] for rank in states_of}
+        shown = ClusterFrames(
+            forwards_of, states_of, explained, capture.gpu_samples, in_flight, stages_busy, span, window
+        )
+        write_cluster(packets, shown, infos, name)
 
+    def of_rank(packets: PacketSequence, *, tables: RankTables) -> None:
+        rank = tables.info.rank
+        mine, why = stretches(rank)
+        slices = attribution_slices(mine, why if events is None else events(why), name)
+        if rank in arrows:
+            numbered = slices.with_row_index("slice").join(arrows[rank], on="slice", how="left", maintain_order="left")
+            slices = numbered.drop("slice")
+        frames = RankFrames(
+            visits=visits_of.get(rank, visits.clear()),
+            forwards=forwards_of.get(rank, linked.clear()),
+            sent=sent_by.get(rank, paired.clear()),
+            received=taken_by.get(rank, paired.clear()),
+            attribution=slices,
+            classes=mine.filter((pl.col("state") == "busy") & pl.col("kernel_class").is_not_null()),
+        )
+        labels = _labels(tables.info, name, stage, clock.filter(pl.col("rank") == rank), highest)
+        write_rank(packets, tables, frames, labels, kernel_class or {}, args)
+
+    made: list[tuple[int, Make]] = [(1, cluster)]
+    made += [(tables.info.rank + 2, partial(of_rank, tables=tables)) for tables in capture.ranks]
     if not isinstance(out, Path):
-        return _collect(sequences, out.write)
+        return _written(made, out.write)
     with new_file(out) as temporary, closing(_opened(temporary, compressed=out.suffix == ".gz")) as stream:
-        return _collect(sequences, stream.write)
+        return _written(made, stream.write)
 
 
-def _side_by_side(made: Callable[[RankTables], Made], ranks: Iterable[RankTables]) -> Iterator[Made]:
-    """`made` of every rank, in order: as many at once as there are cores, and no more of them kept."""
-    count = min(os.cpu_count() or 1, 16)
-    with ThreadPoolExecutor(count, thread_name_prefix="rank") as pool:
-        waiting: deque[Future[Made]] = deque()
-        for tables in ranks:
-            if len(waiting) >= count:
-                yield waiting.popleft().result()
-            waiting.append(pool.submit(made, tables))
-        while waiting:
-            yield waiting.popleft().result()
-
-
-def _by_rank(frame: pl.DataFrame, key: str = "rank") -> dict[int, pl.DataFrame]:
-    parts = frame.partition_by(key, as_dict=True, maintain_order=True)
-    return {int(rank): part for (rank,), part in parts.items()}
-
-
-def _opened(path: Path, *, compressed: bool) -> Any:
-    # Level 1: a merged trace shrinks fourfold, and a better level saves little more.
-    return igzip_threaded.open(str(path), "wb", compresslevel=1, threads=1) if compressed else path.open("wb")
-
-
-def _collect(sequences: Callable[[Write], Iterable[PacketSequence]], write: Write) -> TimelineStats:
+def _written(made: Sequence[tuple[int, Make]], write: Write) -> TimelineStats:
+    """Writes sequences, each given by its number and what makes it, in order; as many at once as there are cores."""
     total = 0
 
     def counted(data: bytes) -> None:
@@ -153,14 +135,55 @@ def _collect(sequences: Callable[[Write], Iterable[PacketSequence]], write: Writ
         total += len(data)
         write(data)
 
-    done = [(s.slices_written, s.slices_in_lanes, s.samples_written, s.slices_refused) for s in sequences(counted)]
-    slices, in_lanes, samples, refused = (sum(x) for x in zip(*done, strict=True))
+    turns = InTurn(counted)
+
+    def run(place: int, number: int, make: Make) -> PacketSequence:
+        packets = PacketSequence(turns.writer(place), number)
+        try:
+            make(packets)
+            turns.done(place)
+        except BaseException as error:
+            turns.stop(error)
+            raise
+        return packets
+
+    count = min(os.cpu_count() or 1, 16)
+    with ThreadPoolExecutor(count, thread_name_prefix="rank") as pool:
+        running: deque[Future[PacketSequence]] = deque()
+        done: list[PacketSequence] = []
+        for place, (number, make) in enumerate(made):
+            if len(running) >= count:
+                done.append(running.popleft().result())
+            running.append(pool.submit(run, place, number, make))
+        done += [future.result() for future in running]
     losses = schema.LOSSES.empty()
-    if refused:
+    if refused := sum(s.slices_refused for s in done):
         detail = "rows that end before they start or start before 1970 are not in the merged timeline"
         row = {"name": "timeline_bad_interval", "severity": "warning", "rank": None, "count": refused, "detail": detail}
         losses = schema.LOSSES.frame([row])
-    return TimelineStats(slices, in_lanes, samples, total, losses)
+    return TimelineStats(
+        slices=sum(s.slices_written for s in done),
+        slices_in_lanes=sum(s.slices_in_lanes for s in done),
+        counter_samples=sum(s.samples_written for s in done),
+        bytes_written=total,
+        losses=losses,
+    )
+
+
+def _by_rank(frame: pl.DataFrame, key: str = "rank") -> dict[int, pl.DataFrame]:
+    """The rows of each rank; parts of `frame` itself where it is in their order."""
+    column = frame.get_column(key)
+    if not column.is_sorted():
+        parts = frame.partition_by(key, as_dict=True, maintain_order=True)
+        return {int(rank): part for (rank,), part in parts.items()}
+    runs = column.rle().struct.unnest()
+    first = runs.get_column("len").cum_sum() - runs.get_column("len")
+    return {rank: frame.slice(at, n) for rank, at, n in zip(runs["value"], first, runs["len"], strict=True)}
+
+
+def _opened(path: Path, *, compressed: bool) -> Any:
+    # Level 1: a merged trace shrinks fourfold, and a better level saves little more.
+    return igzip_threaded.open(str(path), "wb", compresslevel=1, threads=1) if compressed else path.open("wb")
 
 
 def _span(capture: CaptureTables, window: tuple[int, int] | None) -> tuple[int, int]:

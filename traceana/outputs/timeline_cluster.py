@@ -9,7 +9,7 @@ import polars as pl
 
 from traceana.outputs.perfetto_packets import PacketSequence, counter_track, root_track, track
 from traceana.outputs.timeline_links import pipeline_flows
-from traceana.outputs.timeline_slices import micro_batch_slices
+from traceana.outputs.timeline_slices import bubbles, micro_batch_slices, name_bubbles
 from traceana.tables.capture import RankInfo
 
 __all__ = ["ClusterFrames", "write_cluster"]
@@ -25,11 +25,12 @@ _GAUGES = (
 
 @dataclass(frozen=True, slots=True)
 class ClusterFrames:
-    """What the views across ranks show: by rank, `forwards` with the arrows of `link_forwards` and `attribution` from
-    `attribution_slices`; GPU_SAMPLES; `in_flight` and `stages_busy` as steps (ts_ns, count); first start and last end
-    of everything, and the analysed window (ns)."""
+    """What the views across ranks show: by rank, `forwards` with the arrows of `link_forwards`, STATES and ATTRIBUTION;
+    GPU_SAMPLES; `in_flight` and `stages_busy` as steps (ts_ns, count); first start and last end of everything, and the
+    analysed window (ns)."""
 
     forwards: Mapping[int, pl.DataFrame]
+    states: Mapping[int, pl.DataFrame]
     attribution: Mapping[int, pl.DataFrame]
     gpu_samples: pl.DataFrame
     in_flight: pl.DataFrame | None
@@ -68,26 +69,26 @@ def write_cluster(
             if rows is not None:
                 lanes = _lanes(packets, uuids.__next__, name[info.rank], pipeline, place)
                 both = [micro_batch_slices(packets, rows).with_columns(pipeline_flows(rows))]
-                if info.rank in frames.attribution:
-                    both.append(_bubble_slices(packets, _idle(rows, frames.attribution[info.rank])))
+                if info.rank in frames.states:
+                    idle = bubbles(frames.states[info.rank], frames.attribution[info.rank])
+                    both.append(_bubble_slices(packets, name_bubbles(_idle(rows, idle), name)))
                 packets.slices(pl.concat(both, how="diagonal"), lanes)
     _counter(packets, next(uuids), "Micro-batches in flight", top, 2, frames.in_flight)
     _counter(packets, next(uuids), "Stages busy", top, 3, frames.stages_busy)
     _boards(packets, uuids.__next__, top, frames, name)
 
 
-def _idle(forwards: pl.DataFrame, attribution: pl.DataFrame) -> pl.DataFrame:
+def _idle(forwards: pl.DataFrame, idle: pl.DataFrame) -> pl.DataFrame:
     """The bubbles of a rank, less the many short ones between the kernels of a forward."""
     spans = forwards.select("ts_ns", pl.col("end_ns").alias("forward_end_ns")).sort("ts_ns")
-    bubbles = attribution.filter(pl.col("category") == "bubble").sort("ts_ns")
     inside = pl.col("ts_ns") < pl.col("forward_end_ns").fill_null(0)
-    joined = bubbles.join_asof(spans, on="ts_ns", strategy="backward")
+    joined = idle.sort("ts_ns", maintain_order=True).join_asof(spans, on="ts_ns", strategy="backward")
     return joined.filter(~(inside & (pl.col("cause") == "launch_latency").fill_null(True)))
 
 
-def _bubble_slices(packets: PacketSequence, bubbles: pl.DataFrame) -> pl.DataFrame:
-    names = bubbles.get_column("name").str.strip_prefix("bubble: ")
-    return bubbles.select(
+def _bubble_slices(packets: PacketSequence, rows: pl.DataFrame) -> pl.DataFrame:
+    names = rows.get_column("name").str.strip_prefix("bubble: ")
+    return rows.select(
         "ts_ns", "end_ns", packets.names.column(names),
         pl.lit(packets.categories.id("bubble"), pl.Int64).alias("category"), "correlation",
         pl.col("visit").alias("int:micro_batch"),

@@ -6,7 +6,7 @@ arrow starts. Columns that hold ids are named `flow:...` and are UInt64, null wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import polars as pl
 
@@ -111,23 +111,26 @@ def link_messages(messages: pl.DataFrame) -> pl.DataFrame:
     return numbered.with_columns(_id(Flow.MESSAGE, pl.col("src"), pl.col("n")).alias("flow:message")).drop("n")
 
 
-def link_chains(chains: pl.DataFrame, slices: pl.DataFrame) -> pl.DataFrame:
-    """`slices` with one `flow:chain_K` and one `flow_end:chain_K` column for each arrow that a slice can take part in.
+def link_chains(chains: pl.DataFrame, spans: Callable[[int], pl.DataFrame]) -> dict[int, pl.DataFrame]:
+    """For each rank with arrows: slice (number of a top-level slice of its Attribution track), and one `flow:chain_K` and
+    one `flow_end:chain_K` column for each arrow that a slice can take part in.
 
-    `slices` are the top-level slices of every rank's Attribution track (rank, ts_ns, end_ns, gap, chain), sorted by
-    ts_ns within a rank. An arrow joins the slice of the root rank that is open when a stretch of `chains` (ATTRIBUTION,
-    with a root on another rank) starts, and that stretch. The arrow ends where the stretch ends, so that its direction
-    does not hang on a tie of two starts. n is the row in `chains`.
+    `spans` gives the slices of a rank in order (ts_ns, end_ns, gap). An arrow joins the slice of the root rank that is
+    open when a stretch of `chains` (ATTRIBUTION, with a root on another rank) starts, and that stretch. The arrow ends
+    where the stretch ends, so that its direction does not hang on a tie of two starts. n is the row in `chains`.
     """
-    if chains.height == 0 or slices.height == 0:
-        return slices
-    numbered = slices.with_row_index("slice")
     wanted = chains.with_row_index("n").filter(
         pl.col("root_rank").is_not_null() & (pl.col("root_rank") != pl.col("rank"))
     )
+    if wanted.height == 0:
+        return {}
+    ranks = sorted({*wanted.get_column("rank").to_list(), *wanted.get_column("root_rank").to_list()})
+    numbered = pl.concat(
+        spans(rank).select("ts_ns", "end_ns", "gap", pl.lit(rank, pl.Int32).alias("rank")).with_row_index("slice")
+        for rank in ranks
+    )
     here = wanted.select("n", "rank", "root_rank", "ts_ns", "end_ns").join(
-        numbered.filter(pl.col("gap").is_not_null()).select("rank", "ts_ns", "end_ns", "slice"),
-        on=["rank", "ts_ns", "end_ns"],
+        numbered.filter(pl.col("gap").is_not_null()), on=["rank", "ts_ns", "end_ns"]
     )
     there = (
         here.sort("ts_ns", "n")
@@ -141,10 +144,12 @@ def link_chains(chains: pl.DataFrame, slices: pl.DataFrame) -> pl.DataFrame:
         .filter(pl.col("ts_ns") < pl.col("root_end_ns"))
         .with_columns(_id(Flow.CHAIN, pl.col("rank"), pl.col("n")).alias("id"))
     )  # fmt: skip
-    for side, where in (("root_slice", "flow"), ("slice", "flow_end")):
-        ends = there.select(pl.col(side).alias("slice"), "id").sort("slice", "id")
-        ends = ends.with_columns(pl.int_range(pl.len()).over("slice").alias("k"))
-        for (k,), group in ends.partition_by("k", as_dict=True, maintain_order=True).items():
+    arrows: dict[int, pl.DataFrame] = {}
+    for rank, side, where in (("root_rank", "root_slice", "flow"), ("rank", "slice", "flow_end")):
+        ends = there.select(pl.col(rank).alias("rank"), pl.col(side).alias("slice"), "id").sort("rank", "slice", "id")
+        ends = ends.with_columns(pl.int_range(pl.len()).over("rank", "slice").alias("k"))
+        for (at, k), group in ends.partition_by("rank", "k", as_dict=True, maintain_order=True).items():
             named = group.select("slice", pl.col("id").alias(f"{where}:chain_{k}"))
-            numbered = numbered.join(named, on="slice", how="left", maintain_order="left")
-    return numbered.drop("slice")
+            known = arrows.get(at)
+            arrows[at] = named if known is None else known.join(named, on="slice", how="full", coalesce=True)
+    return arrows

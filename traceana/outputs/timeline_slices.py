@@ -4,42 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import polars as pl
 
 from traceana.outputs.perfetto_packets import PacketSequence
 from traceana.outputs.timeline_colours import colour_of
 
-__all__ = ["attribution_slices", "micro_batch_slices", "stream_purposes"]
+__all__ = [
+    "attribution_slices",
+    "bubbles",
+    "device_runs",
+    "micro_batch_slices",
+    "name_bubbles",
+    "slice_spans",
+    "stream_purposes",
+]
 
 
 def attribution_slices(states: pl.DataFrame, attribution: pl.DataFrame, name: Mapping[int, str]) -> pl.DataFrame:
-    """Top-level slices of every rank's Attribution track: runs of busy, transfer, and bubbles by cause.
+    """Top-level slices of the Attribution track of one rank: runs of busy, transfer, and bubbles by cause.
 
-    Columns: rank, ts_ns, end_ns, name, category, correlation (for the colour) and the columns of ATTRIBUTION (null
-    where a slice is no bubble). Bubbles of `states` stand for themselves on ranks without rows in `attribution`. Sorted
-    by rank and start.
+    Columns: ts_ns, end_ns, name, category, correlation (for the colour) and the columns of ATTRIBUTION (null where a
+    slice is no bubble). Sorted by start. `name` is how a rank is called.
     """
-    run = (pl.col("state") != pl.col("state").shift(1)) | (pl.col("ts_ns") != pl.col("end_ns").shift(1))
-    runs = (
-        states.sort("rank", "ts_ns")
-        .with_columns(run.fill_null(True).cum_sum().over("rank").alias("run"))
-        .group_by("rank", "run", maintain_order=True)
-        .agg(pl.col("ts_ns").first(), pl.col("end_ns").last(), pl.col("state").first(), pl.col("visit").first())
-    )
-    explained = attribution.get_column("rank").unique()
-    device = runs.filter((pl.col("state") != "bubble") | ~pl.col("rank").is_in(explained.implode())).select(
-        "rank", "ts_ns", "end_ns", "visit", pl.col("state").alias("name"), pl.col("state").alias("category"),
+    device = device_runs(states).filter(pl.col("state") != "bubble").select(
+        "ts_ns", "end_ns", "visit", pl.col("state").alias("name"), pl.col("state").alias("category"),
         colour_of("state").alias("correlation"),
     )  # fmt: skip
+    named = name_bubbles(bubbles(states, attribution), name)
+    return pl.concat([device, named], how="diagonal").sort("ts_ns", maintain_order=True)
+
+
+def slice_spans(states: pl.DataFrame, attribution: pl.DataFrame) -> pl.DataFrame:
+    """ts_ns, end_ns and gap of the slices of `attribution_slices`, in the same order."""
+    device = device_runs(states).filter(pl.col("state") != "bubble").select("ts_ns", "end_ns")
+    idle = bubbles(states, attribution).select("ts_ns", "end_ns", "gap")
+    return pl.concat([device, idle], how="diagonal").sort("ts_ns", maintain_order=True)
+
+
+def device_runs(states: pl.DataFrame) -> pl.DataFrame:
+    """STATES of one rank with neighbours of the same state as one: ts_ns, end_ns, state, visit (of the first)."""
+    rows = states if states.get_column("ts_ns").is_sorted() else states.sort("ts_ns")
+    new = (pl.col("state") != pl.col("state").shift(1)) | (pl.col("ts_ns") != pl.col("end_ns").shift(1))
+    first = np.flatnonzero(rows.select(new.fill_null(True)).to_series().to_numpy())
+    last = np.append(first[1:], rows.height)[: first.size] - 1
+    return rows[first].select("ts_ns", "state", "visit").with_columns(rows.get_column("end_ns").gather(last))
+
+
+def bubbles(states: pl.DataFrame, attribution: pl.DataFrame) -> pl.DataFrame:
+    """ATTRIBUTION of one rank; where it has no row, the bubbles of the rank's STATES stand for themselves."""
+    if attribution.height:
+        return attribution
+    alone = device_runs(states).filter(pl.col("state") == "bubble").select("ts_ns", "end_ns", "visit")
+    return pl.concat([attribution, alone], how="diagonal")
+
+
+def name_bubbles(rows: pl.DataFrame, name: Mapping[int, str]) -> pl.DataFrame:
+    """Rows of `bubbles` with name, category and correlation."""
     root = pl.col("root_rank").replace_strict(dict(name), default=None, return_dtype=pl.String)
     remote = pl.when(pl.col("root_rank") != pl.col("rank")).then(pl.lit(" ← ") + root)
     detail = (pl.lit(" · ") + pl.col("detail")).fill_null("")
-    bubbles = attribution.with_columns(
-        (pl.lit("bubble: ") + pl.col("cause") + remote.fill_null("") + detail).alias("name"),
-        pl.lit("bubble").alias("category"),
-        colour_of("cause").alias("correlation"),
+    cause = (pl.lit("bubble: ") + pl.col("cause") + remote.fill_null("") + detail).fill_null("bubble")
+    return rows.with_columns(
+        cause.alias("name"), pl.lit("bubble").alias("category"), colour_of("cause").alias("correlation")
     )
-    return pl.concat([device, bubbles], how="diagonal").sort("rank", "ts_ns")
 
 
 def micro_batch_slices(packets: PacketSequence, forwards: pl.DataFrame) -> pl.DataFrame:

@@ -15,7 +15,7 @@ from traceana.simulate.scenario import unchanged
 __all__ = ["DILATION", "Calibration", "calibrate"]
 
 # Host dilation of the captures at hand, least and most (docs/concepts/whatif.md), and the usual one between them.
-DILATION = (1_350_000, 1_800_000, 2_400_000)
+DILATION = (1_350_000, 1_600_000, 2_400_000)
 _LEAST, _MOST = PPM, 5 * PPM  # dilations that profiling has
 _ROUNDS = 40
 _Play: TypeAlias = "Callable[[int], tuple[HostSpeed, Round]]"

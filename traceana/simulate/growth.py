@@ -1,13 +1,16 @@
-"""GPU time of a forward as a function of its batch: measured where the capture has the batch, else between two ends.
+"""What a visit takes as a function of its batch: measured where the capture has the batch, else between two ends.
 
 A decode step reads the weights it touches whatever the batch. Where all tokens choose the same k of the E experts nothing
 grows: one end. Where they choose alike among all of them, the MoE kernels grow with the experts that a batch touches,
 E (1 - (1 - k/E)^batch): the other. A prediction takes (E + k) / 2 experts for E, and its range both ends: on the captures
-at hand (64 experts, 8 a token) MoE takes 1.13 to 1.19 times as long for 16 requests as for 8 (the curve of 36 experts
-says 1.13), 1.20 for 31 (1.16), 0.27 for one (0.26). Attention reads
+at hand (64 experts, 8 a token) the experts' kernels take 1.14 times as long for 16 requests as for 8 (predicted 1.16), 1.26
+for 31 (1.25), 0.24 for one (0.25). Attention reads
 each request's own context: between no growth and growth in proportion; in the middle it has a fixed part as large as
-that of 48 requests, as at contexts of 400 tokens there. Between two measured batches the experts' curve is drawn through
-both.
+that of 48 requests, as at contexts of 400 tokens there; and so have the MoE kernels that route, sort, activate and sum.
+The experts' own kernels have each token's work beside the weights, with a fixed part of 300. Between two measured batches
+the experts' curve is drawn through both.
+
+The host has a line of Python for each request as well: where it prepares the forward, and where it processes a result.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ __all__ = [
     "PPM",
     "Experts",
     "experts_of",
+    "host_ppm",
     "scaled_to_batch",
     "source_batch",
     "touched_ppm",
@@ -36,7 +40,11 @@ __all__ = [
 
 CONSTANT, GROWING, MIDDLE = "constant", "growing", "middle"
 PPM = 1_000_000
-_ATTENTION = 48
+# What does not grow of each, in requests: attention, MoE beside its experts; preparing a forward, processing a result (the
+# host's, between a slot of 1 and one of 31 of one capture).
+_ATTENTION, _TOKENS = 48, 300
+_OTHER = 4  # MoE kernels that take less than this part of the longest read no experts
+_HOST = {"prepare": 250, "process": 35}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +116,27 @@ def scaled_to_batch(
         return near, np.maximum(gpu[rows] + target - mean[near], 0)
     if end == CONSTANT:
         return near, gpu[rows]
-    fixed = 0
+    reading = kernels.of(pl.col("name").is_in(_reading_experts(kernels)))
+    shares = reading, moe - reading, kernels.of(pl.col("class") == "attention")
+    grown = touched_ppm(experts, batch) * PPM // touched_ppm(experts, near)
+    alike = batch * PPM // near
     if end == MIDDLE:
-        experts, fixed = replace(experts, count=(experts.count + experts.top_k + 1) // 2), _ATTENTION
-    factors = (
-        (moe, touched_ppm(experts, batch) * PPM // touched_ppm(experts, near) - PPM),
-        (kernels.of(pl.col("class") == "attention"), (batch + fixed) * PPM // (near + fixed) - PPM),
-    )
+        middle = replace(experts, count=(experts.count + experts.top_k + 1) // 2)
+        grown = touched_ppm(middle, batch) * (batch + _TOKENS) * PPM // (touched_ppm(middle, near) * (near + _TOKENS))
+        alike = (batch + _ATTENTION) * PPM // (near + _ATTENTION)
+    factors = zip(shares, (grown - PPM, (alike if end == MIDDLE else grown) - PPM, alike - PPM), strict=True)
     # What a change has taken from the forward was not all of these kernels: they keep their shares of what is left.
     left = [(ns[rows] * gpu[rows] // np.maximum(kernels.gpu[rows], 1), factor) for ns, factor in factors]
     return near, np.maximum(gpu[rows] + sum(share * factor // PPM for share, factor in left), 0)
+
+
+def _reading_experts(kernels: Kernels) -> list[str]:
+    """Names of the MoE kernels that read the experts' weights: by far the longest."""
+    moe = kernels.table.filter(pl.col("class") == "moe").group_by("name").agg(pl.col("ns").sum())
+    return moe.filter(_OTHER * pl.col("ns") >= pl.col("ns").max()).get_column("name").to_list()
+
+
+def host_ppm(piece: str, batch: int, measured: int) -> int:
+    """What a piece of the host's time takes with `batch` requests, ppm of what it took with `measured`."""
+    fixed = _HOST[piece]
+    return (batch + fixed) * PPM // (measured + fixed)

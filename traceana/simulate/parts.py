@@ -75,6 +75,14 @@ class Parts:
         """Rows by batch size, in order; 0 holds the visits of empty slots."""
         return {int(b): np.flatnonzero(self.batch == b) for b in np.unique(self.batch)}
 
+    @property
+    def processed(self) -> IntArray:
+        """The batch whose result each row's visit processes, that of the slot that is next; its own where that slot is
+        empty."""
+        slots = np.array(self.slots, dtype=np.int64)
+        following: IntArray = slots[(self.visits + 1) % slots.size]
+        return np.where(following > 0, following, self.batch)
+
 
 def measure(model: Model) -> Parts:
     """Cut `model` into pieces. Raises ModelError where it is no pipeline, lacks a stage or scheduler spans, or has no

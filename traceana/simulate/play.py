@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 
 from traceana.intervals import IntArray
-from traceana.simulate.growth import CONSTANT, PPM, Experts, scaled_to_batch
+from traceana.simulate.growth import CONSTANT, PPM, Experts, host_ppm, scaled_to_batch
 from traceana.simulate.hosts import HostSpeed, as_profiled, graph_launch_ns, unprofiled
 from traceana.simulate.kernels import APART, EARLY, HEAD, LATE
 from traceana.simulate.loop import Hops, Loop, Step, simulate
@@ -25,6 +26,7 @@ _LEAST_VISITS = 24
 _EMPTY_SCHEDULE = 10  # the generator's share is 17, SGLang's source says a few lines of hundreds
 _LAST_KERNEL_NS = 5_000
 _SCHEDULE, _LAUNCH, _TAIL = (COLUMNS.index(name) for name in ("schedule", "launch", "tail"))
+_PREPARE, _PROCESS = (COLUMNS.index(name) for name in ("prepare", "process"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,12 @@ def play(
     are launched kernel by kernel. Where the capture holds no decode step, its own visits are played in their order."""
     made = [_Stage(parts, scenario, speed, s) for s in range(len(parts.stages))]
     if parts.decode:
-        kinds = [{b: m.steps(b, experts, ends, largest_graph) for b in sorted(set(pattern))} for m in made]
-        length, order = len(pattern), _turns(pattern, kinds[0], max(_LEAST_VISITS, parts.visits.size))
-        steps = [[of[b][1][turn % len(of[b][1])] for b, turn in order] for of in kinds]
+        length = len(pattern)
+        # A visit's own batch, and that of the next slot, whose result it processes.
+        visits = [(b, pattern[(slot + 1) % length]) for slot, b in enumerate(pattern)]
+        kinds = [{v: m.steps(*v, experts, ends, largest_graph) for v in sorted(set(visits))} for m in made]
+        order = _turns(visits, kinds[0], max(_LEAST_VISITS, parts.visits.size))
+        steps = [[of[v][1][turn % len(of[v][1])] for v, turn in order] for of in kinds]
         tokens, filled = sum(pattern), sum(b > 0 for b in pattern)
         window = length * -(-max(_LEAST_VISITS, parts.visits.size) // length)
     else:
@@ -106,7 +111,7 @@ def services(
 
         @cache
         def service(batch: int) -> int:
-            steps = stage.steps(batch, experts, ends, None)[1]
+            steps = stage.steps(batch, batch, experts, ends, None)[1]
             return max(host, sum(step.gpu + step.head for step in steps) // len(steps))
 
         return service
@@ -114,17 +119,22 @@ def services(
     return [of(_Stage(parts, scenario, speed, s)) for s in range(len(parts.stages))]
 
 
-def _turns(pattern: Sequence[int], kinds: dict[int, tuple[int, list[Step]]], window: int) -> list[tuple[int, int]]:
-    """(batch, which of the measured visits that stand in for it) of every visit to play. Visits are taken in the order
-    in which they were measured, whatever the slot: neighbours in time stay neighbours, on every stage."""
-    slots = len(pattern)
+_Visit: TypeAlias = "tuple[int, int]"
+
+
+def _turns(
+    visits: Sequence[_Visit], kinds: Mapping[_Visit, tuple[int, list[Step]]], window: int
+) -> list[tuple[_Visit, int]]:
+    """Every visit to play, and which of the measured visits that stand in for it. Those are taken in the order in which
+    they were measured, whatever the slot: neighbours in time stay neighbours, on every stage."""
+    slots = len(visits)
     total = max(2 * slots, _LEAST_VISITS) + slots * -(-window // slots) + 1
     taken = dict.fromkeys((near for near, _ in kinds.values()), 0)
-    order: list[tuple[int, int]] = []
-    for visit in range(total):
-        batch = pattern[visit % slots]
-        near = kinds[batch][0]
-        order.append((batch, taken[near]))
+    order: list[tuple[_Visit, int]] = []
+    for number in range(total):
+        visit = visits[number % slots]
+        near = kinds[visit][0]
+        order.append((visit, taken[near]))
         taken[near] += 1
     return order
 
@@ -144,20 +154,25 @@ class _Stage:
         known = np.minimum(speed.known[s], self.stage.host)
         host = unprofiled(parts, s, speed, scenario.nodes[s])
         host = host * scenario.columns // PPM
+        # What grows with the requests: the work, not a sleep in it.
+        self.work = np.maximum(host - known, 0)
         if scenario.taken[s]:
             host = _without(host, known, scenario.taken[s])
         host += scenario.host[s]
         host[:, _SCHEDULE] += scenario.anywhere[s]
         self.host = host
 
-    def steps(self, batch: int, experts: Experts, ends: Ends, largest_graph: int | None) -> tuple[int, list[Step]]:
-        """The measured batch whose visits stand in for `batch`, and those visits."""
+    def steps(
+        self, batch: int, result: int, experts: Experts, ends: Ends, largest_graph: int | None
+    ) -> tuple[int, list[Step]]:
+        """The measured batch whose visits stand in for `batch`, and those visits, as they process the result of a batch
+        of `result`."""
         rows_of = self.parts.rows_of
         if batch == 0:
             near = 0 if 0 in rows_of else max(rows_of)
             rows = rows_of[near]
             none = np.zeros(rows.size, dtype=np.int64)
-            host = self.host[rows]
+            host = self._grown(rows, near, near, result)
             if near:  # an empty slot has no batch to prepare: what is left of the scheduling is hardly more than a look
                 host[:, _SCHEDULE] //= _EMPTY_SCHEDULE
             return near, _rows(host, none, none, none == 0, dict.fromkeys(APART, none), 0)
@@ -165,15 +180,30 @@ class _Stage:
         near, gpu = scaled_to_batch(self.stage.kernels, gpu, rows_of, batch, ends.growth, experts)
         rows = rows_of[near]
         off = self.scenario.graph is False or (largest_graph is not None and batch > largest_graph)
-        return near, self._made(rows, gpu, np.full(rows.size, batch), off, ends)
+        host = self._grown(rows, near, batch, result)
+        return near, self._made(rows, host, gpu, np.full(rows.size, batch), off, ends)
+
+    def _grown(self, rows: IntArray, near: int, batch: int, result: int) -> IntArray:
+        """Host pieces of visits with `near` requests as they are with `batch`."""
+        host = self.host[rows]
+        if near and near != batch:
+            host[:, _PREPARE] += self.work[rows, _PREPARE] * (host_ppm("prepare", batch, near) - PPM) // PPM
+        if result:
+            measured = self.parts.processed[rows]
+            changed = np.array([host_ppm("process", result, int(m)) - PPM for m in measured], dtype=np.int64)
+            host[:, _PROCESS] += self.work[rows, _PROCESS] * changed // PPM
+        return host
 
     def as_seen(self, ends: Ends) -> list[Step]:
         """Every measured visit with its own batch."""
         rows = np.arange(self.parts.visits.size)
-        return self._made(rows, self.scenario.gpu[self.s], self.parts.batch, self.scenario.graph is False, ends)
+        off = self.scenario.graph is False
+        return self._made(rows, self.host[rows], self.scenario.gpu[self.s], self.parts.batch, off, ends)
 
-    def _made(self, rows: IntArray, gpu: IntArray, batch: IntArray, off: bool, ends: Ends) -> list[Step]:
-        host, graphed = self.host[rows], self.stage.graphed[rows]
+    def _made(
+        self, rows: IntArray, host: IntArray, gpu: IntArray, batch: IntArray, off: bool, ends: Ends
+    ) -> list[Step]:
+        graphed = self.stage.graphed[rows]
         nodes, issue = self.scenario.nodes[self.s][rows], self.scenario.issue[self.s][rows]
         left = self.stage.kernels.count[rows] * issue // PPM  # kernels that a change has left
         launch = np.where(graphed, host[:, _LAUNCH], host[:, _LAUNCH] * issue // PPM)

@@ -25,11 +25,11 @@ from traceana.simulate.growth import (
     touched_ppm,
 )
 from traceana.simulate.hosts import HostSpeed, as_profiled, claim, equal_speeds, graph_launch_ns, planted, unprofiled
-from traceana.simulate.kernels import BODY, EARLY, HEAD, LATE, Kernels
+from traceana.simulate.kernels import BODY, EARLY, HEAD, LATE, Kernels, Starts
 from traceana.simulate.loop import Hops, Loop, Step, simulate
 from traceana.simulate.merge import merged_ratio, ring_ns
 from traceana.simulate.parts import COLUMNS, Parts, StageParts
-from traceana.simulate.play import Ends, play, play_as_profiled
+from traceana.simulate.play import Ends, eager_ns, play, play_as_profiled
 from traceana.simulate.scenario import apply, unchanged
 
 MS, US = 1_000_000, 1_000
@@ -323,18 +323,30 @@ def test_hosts_and_links_change_where_they_are_asked_to() -> None:
         assert refused.value.hint
 
 
-def test_without_graphs_the_host_launches_every_kernel() -> None:
+def _launching(pieces: Parts, ns: int) -> Parts:
+    """With launches ahead of the graph that take the host `ns` each, on stage 0."""
+    first = pieces.stages[0]
+    of = replace(first.kernels, starts=Starts(eager_ns=ns))
+    return replace(pieces, stages=(replace(first, kernels=of), *pieces.stages[1:]))
+
+
+def test_without_graphs_the_host_launches_every_kernel_at_what_launching_costs_here() -> None:
     pieces = plain()
     scenario = apply(pieces, parse_words(["disable_cuda_graph=true"]))
-    cheap, dear = (
-        play(pieces, scenario, as_profiled(pieces), (8, 8), EXPERTS, Ends(eager_ns=ns)).ns for ns in (10 * US, 300 * US)
-    )
-    assert dear - cheap >= 2 * 31 * 290 * US - 2 * 5 * MS  # what is not hidden behind the forward itself
+
+    def ns(eager: int, factor: int = PPM) -> int:
+        made = _launching(pieces, eager)
+        return play(made, scenario, as_profiled(made), (8, 8), EXPERTS, Ends(eager=factor)).ns
+
+    assert ns(300 * US) - ns(10 * US) >= 2 * 31 * 290 * US - 2 * 5 * MS  # what is not hidden behind the forward itself
+    assert ns(300 * US) == ns(150 * US, 2 * PPM) == ns(600 * US, PPM // 2)
+    assert ns(0) == ns(75 * US)  # nothing measured: as on the captures at hand
+    half = replace(as_profiled(pieces), speed=PPM // 2)
+    assert [eager_ns(_launching(pieces, 80 * US), s, half) for s in (0, 1)] == [40 * US, 40 * US]
     # With 16 the largest graph, a micro-batch of 31 is launched kernel by kernel.
-    small = play(pieces, unchanged(pieces), as_profiled(pieces), (31, 1), EXPERTS, Ends(eager_ns=300 * US), 16).ns
-    assert (
-        small > play(pieces, unchanged(pieces), as_profiled(pieces), (31, 1), EXPERTS, Ends(eager_ns=300 * US), 64).ns
-    )
+    dear = _launching(pieces, 300 * US)
+    small = play(dear, unchanged(dear), as_profiled(dear), (31, 1), EXPERTS, Ends(), 16).ns
+    assert small > play(dear, unchanged(dear), as_profiled(dear), (31, 1), EXPERTS, Ends(), 64).ns
 
 
 @pytest.mark.parametrize("dilation", [1.2, 1.6, 2.6])

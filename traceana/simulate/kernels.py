@@ -28,10 +28,12 @@ _PPM = 1_000_000
 class Starts:
     """When a graphed forward ends, beyond its times on the GPU. `lag`: ns after its launch, or after what its stream
     waited for, medians where each came last. `head_at`: when the kernels ahead of the graph are launched, as a share
-    (ppm) of the host time from the start of run_batch to the graph's launch."""
+    (ppm) of the host time from the start of run_batch to the graph's launch. `eager_ns`: host time from one launch to
+    the next among those kernels, its Python included; 0 where there are none."""
 
     lag: tuple[int, int] = (0, 0)
     head_at: int = 0
+    eager_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,8 @@ def _starts(model: Model, rank: int, own: pl.DataFrame, visits: IntArray, gpu: I
             pl.col("run_ts_ns").first(),
             length.filter(head).sum().alias("head"),
             longest.alias("head_ts"),
+            pl.col("call_ts_ns").filter(head).min().alias("first_ts"),
+            pl.col("call_ts_ns").filter(head).n_unique().alias("calls"),
         )
         .drop_nulls("launched")
         .with_columns(pl.col("row").replace_strict(dict(enumerate(visits.tolist()))).alias("visit"))
@@ -175,7 +179,11 @@ def _starts(model: Model, rank: int, own: pl.DataFrame, visits: IntArray, gpu: I
     first = 0 if launch is None else int(launch)
     whole = pl.col("graph_ts") - pl.col("run_ts_ns")
     share = rows.select(((pl.col("head_ts") - pl.col("run_ts_ns")) * _PPM // whole).quantile(0.5, "lower")).item()
-    return Starts((first, max(0, first) if stream is None else int(stream)), min(max(int(share or 0), 0), _PPM))
+    each = (pl.col("graph_ts") - pl.col("first_ts")) // pl.col("calls")
+    eager = rows.filter(pl.col("calls") > 1).select(each.quantile(0.5, "lower")).item()
+    return Starts(
+        (first, max(0, first) if stream is None else int(stream)), min(max(int(share or 0), 0), _PPM), int(eager or 0)
+    )
 
 
 def _spread(frame: pl.DataFrame, column: str, size: int) -> IntArray:

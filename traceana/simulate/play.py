@@ -17,11 +17,13 @@ from traceana.simulate.loop import Hops, Loop, Step, simulate
 from traceana.simulate.parts import COLUMNS, Parts
 from traceana.simulate.scenario import Scenario, unchanged
 
-__all__ = ["EAGER_NS", "Ends", "Round", "play", "play_as_profiled", "services"]
+__all__ = ["EAGER", "Ends", "Round", "eager_ns", "play", "play_as_profiled", "services"]
 
-# Host time of one kernel launched by itself, not profiled: of the launch alone (launch.json of the captures' p2p-nccl
-# folder), and with SGLang's Python around it in a decode step without graphs (D of the captures).
-EAGER_NS = (10_000, 75_000)
+# Host time of a kernel launched by itself, not profiled, with SGLang's Python around it, where the capture has none
+# ahead of its graphs: that of a decode step without graphs (D of the captures).
+_EAGER_NS = 75_000
+# What the kernels of the layers may take instead, in parts (ppm) of what those ahead of the graph take.
+EAGER = (PPM, PPM // 2, PPM * 3 // 2)
 _LEAST_VISITS = 24
 _EMPTY_SCHEDULE = 10  # the generator's share is 17, SGLang's source says a few lines of hundreds
 _LAST_KERNEL_NS = 5_000
@@ -31,10 +33,11 @@ _PREPARE, _PROCESS = (COLUMNS.index(name) for name in ("prepare", "process"))
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What is not known and has two ends: how a forward grows with its batch, what an eager launch costs."""
+    """What is not known and has two ends: how a forward grows with its batch, what an eager launch costs (ppm of what
+    the launches ahead of the graph do)."""
 
     growth: str = CONSTANT
-    eager_ns: int = EAGER_NS[1]
+    eager: int = PPM
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,14 @@ def play_as_profiled(parts: Parts, experts: Experts) -> int:
     return play(parts, unchanged(parts), as_profiled(parts), parts.slots, experts, Ends()).ns // length
 
 
+def eager_ns(parts: Parts, s: int, speed: HostSpeed) -> int:
+    """Host time of launching one kernel by itself on stage `s`, without the profiler: as measured there, else on the
+    other stages, else the usual one."""
+    measured = [stage.kernels.starts.eager_ns for stage in parts.stages]
+    own = measured[s] or max(measured)
+    return own * speed.speed // PPM * speed.equal[s] // PPM if own else _EAGER_NS
+
+
 def services(
     parts: Parts, scenario: Scenario, speed: HostSpeed, experts: Experts, ends: Ends
 ) -> list[Callable[[int], int]]:
@@ -161,6 +172,7 @@ class _Stage:
         host += scenario.host[s]
         host[:, _SCHEDULE] += scenario.anywhere[s]
         self.host = host
+        self.eager_ns = eager_ns(parts, s, speed)
 
     def steps(
         self, batch: int, result: int, experts: Experts, ends: Ends, largest_graph: int | None
@@ -216,7 +228,8 @@ class _Stage:
             launch = np.where(graphed, launch, np.minimum(each * before + together, launch))
             graphed = np.ones_like(graphed)
         elif off:
-            launch = np.where(graphed, left * ends.eager_ns, launch)
+            # What prepares the forward and what samples is launched one by one already.
+            launch = np.where(graphed, nodes * issue // PPM * self.eager_ns * ends.eager // PPM, launch)
             graphed = np.zeros_like(graphed)
         host[:, _LAUNCH] = launch
         apart = {place: ns[rows] for place, ns in self.scenario.apart[self.s].items()}

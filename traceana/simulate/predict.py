@@ -14,7 +14,7 @@ from traceana.simulate.changes import Change, parse_words
 from traceana.simulate.growth import CONSTANT, GROWING, MIDDLE, PPM, Experts, experts_of
 from traceana.simulate.merge import merged_ratio
 from traceana.simulate.parts import Parts, measure
-from traceana.simulate.play import EAGER_NS, Ends, Round, play, play_as_profiled, services
+from traceana.simulate.play import EAGER, Ends, Round, eager_ns, play, play_as_profiled, services
 from traceana.simulate.scenario import Scenario, apply, placed
 from traceana.simulate.work import stage_work
 
@@ -126,7 +126,7 @@ class Predictor:
         ends = [
             Ends(growth, cost)
             for growth in ((MIDDLE, CONSTANT, GROWING) if beyond else (MIDDLE,))
-            for cost in (tuple(reversed(EAGER_NS)) if eager else EAGER_NS[1:])
+            for cost in (EAGER if eager else EAGER[:1])
         ]
         scenarios = [scenario, placed(scenario, _ELSEWHERE)] if any(scenario.anywhere) else [scenario]
         outcomes: list[tuple[int, Round, Calibration, Ends, str]] = []
@@ -150,10 +150,9 @@ class Predictor:
         eager: bool,
     ) -> Prediction:  # fmt: skip
         parts = self.parts
-        # In the middle: the likeliest arrival, the middle of growth, the measured cost of eager launches; the mean over
-        # the calibrations.
+        # In the middle: the likeliest arrival, the middle of growth, eager launches as measured; the mean over the calibrations.
         likely = scenario.patterns[0][0]
-        usual = Ends(CONSTANT if beyond and self.experts.unknown else MIDDLE, EAGER_NS[1])
+        usual = Ends(CONSTANT if beyond and self.experts.unknown else MIDDLE)
         central = [o for o in outcomes if o[4] == likely and o[3] == usual and o[2].likely]
         rounds = [c.round.throughput for c in ({id(o[2]): o[2] for o in central}).values()]
         told = parts.own if parts.own is not None else parts.throughput
@@ -188,7 +187,7 @@ class Predictor:
             changes=tuple(c.text for c in changes),
             method=METHOD,
             calibration=self._calibrated(calibrations),
-            extrapolations=(*scenario.notes, *self._extrapolated(scenario, unseen, beyond, eager)),
+            extrapolations=(*scenario.notes, *self._extrapolated(scenario, calibrations, unseen, beyond, eager)),
         )
 
     def _diluted(self, ratio: int, calibration: Calibration) -> int:
@@ -222,7 +221,10 @@ class Predictor:
         )
         return f"host dilation by profiling {ways}, from the server's own throughput; {identity}{kept}{missed}"
 
-    def _extrapolated(self, scenario: Scenario, unseen: Sequence[int], beyond: Sequence[int], eager: bool) -> list[str]:
+    def _extrapolated(
+        self, scenario: Scenario, calibrations: Sequence[Calibration], unseen: Sequence[int], beyond: Sequence[int],
+        eager: bool,
+    ) -> list[str]:  # fmt: skip
         out: list[str] = []
         if not self.parts.decode:
             what = (
@@ -251,10 +253,13 @@ class Predictor:
                 + ("; no growth is taken as the middle" if experts.unknown else "")
             )
         if eager:
-            low, high = (ns // 1000 for ns in EAGER_NS)
+            costs = [eager_ns(self.parts, s, c.speed) for c in calibrations for s in range(len(self.parts.stages))]
+            usual = sum(costs) // len(costs)
+            measured = any(s.kernels.starts.eager_ns for s in self.parts.stages)
             out.append(
-                f"kernels launched one by one cost the host {low} to {high} us each, unprofiled (defaults, not measured "
-                "here)"
+                f"kernels launched one by one cost the host {usual // 1000} us each, unprofiled ("
+                + ("as those ahead of the graph do here" if measured else "a default, not measured here")
+                + "), for the range half to half as much again"
             )
         if any(scenario.anywhere):
             out.append(

@@ -23,6 +23,7 @@ from traceana_capture.lock import CaptureLock
 from traceana_capture.logs import keep_log
 from traceana_capture.manifest import say_to_stderr
 from traceana_capture.nsys import NsysRecording, find_nsys, under_nsys
+from traceana_capture.nvtx import ENVIRONMENT as NVTX
 from traceana_capture.options import CaptureOptions
 from traceana_capture.processes import Child
 from traceana_capture.profile import Profile
@@ -30,7 +31,7 @@ from traceana_capture.server import discover, wait_ready
 from traceana_capture.session import Session
 from traceana_capture.settings import change, check_live
 
-__all__ = ["capture", "exit_status", "summary"]
+__all__ = ["capture", "exit_status", "prepare", "summary"]
 
 Say = Callable[[str], None]
 
@@ -191,6 +192,18 @@ def _put_right(server: HttpServer, note: Mapping[str, Any]) -> str:
     return ", ".join(done) or "nothing to put right"
 
 
+def prepare(options: CaptureOptions, folder: Path, private: Path) -> tuple[list[str], dict[str, str], Path | None]:
+    """The server's command as it is run, variables that it gets, and the hook's control folder, where that records."""
+    control, command = private / "hook", list(options.command)
+    if not options.hook and options.profiler != "nsys":
+        return command, {}, None
+    environment = hook_environment(control, private / "site", os.environ)
+    if options.profiler == "nsys":
+        environment[NVTX] = "1"  # nsys sees none of SGLang's spans by itself
+        command = under_nsys(find_nsys(options.nsys), _private(folder) / "report", command)
+    return command, environment, control if options.hook else None
+
+
 @contextlib.contextmanager
 def _server(
     options: CaptureOptions, folder: Path, say: Say
@@ -211,14 +224,7 @@ def _server(
             hint="attach to it (leave the command out), or give the command another --port",
         )
     with tempfile.TemporaryDirectory(prefix="traceana-server-") as private:
-        control: Path | None = None
-        environment: dict[str, str] = {}
-        if options.hook:
-            control = Path(private) / "hook"
-            environment = hook_environment(control, Path(private) / "site", os.environ)
-        command = list(options.command)
-        if options.profiler == "nsys":
-            command = under_nsys(find_nsys(options.nsys), _private(folder) / "report", command)
+        command, environment, control = prepare(options, folder, Path(private))
         say(f"starting {' '.join(command[:4])} ...")
         child = Child(command, Path(private) / "server.log", environment)
         try:

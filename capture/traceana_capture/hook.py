@@ -28,6 +28,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+from traceana_capture import nvtx
 from traceana_capture.clock import paired_reading
 
 __all__ = ["ENVIRONMENT", "RankHook", "plugin"]
@@ -50,6 +51,7 @@ class RankHook:
         self._plan: dict[str, Any] | None = None
         self._recorder: _Recorder | None = None
         self._profiling: Callable[[], bool] | None = None
+        self._named = False  # whether nsys has been told who this is, since it records
         self._thread = threading.Thread(target=self._listen, name="traceana-hook", daemon=True)
         self._thread.start()
 
@@ -67,6 +69,7 @@ class RankHook:
         if self._plan is None:
             profiling = self._profiling or self._find_profiler()
             if not profiling():
+                self._named = False
                 return _OFF
         return self._armed_slot(micro_batch, batch_size, mode, tokens)
 
@@ -95,7 +98,10 @@ class RankHook:
         }
         if self._recorder is not None:
             return self._recorder.slot(facts, self.stage)
-        if self._profiling is not None and self._profiling():  # somebody else's profile, for instance /start_profile's
+        if nvtx.recording() and not self._named:
+            with _span(f"traceana.rank[{_place_text(self.rank, self.place)}]"):
+                self._named = True
+        if self._profiling is not None and self._profiling():  # somebody else's: /start_profile's, or nsys
             return _mark(facts, self.stage)
         return _OFF
 
@@ -106,8 +112,8 @@ class RankHook:
         torch: Any = importlib.import_module("torch")
 
         enabled = cast("Callable[[], bool]", getattr(torch.autograd, "_profiler_enabled", _no_profiler))
-        self._profiling = enabled
-        return enabled
+        self._profiling = (lambda: enabled() or nvtx.recording()) if os.environ.get(nvtx.ENVIRONMENT) else enabled
+        return self._profiling
 
     def _begin(self, plan: dict[str, Any]) -> None:
         try:
@@ -179,14 +185,22 @@ def _no_profiler() -> bool:
     return False
 
 
-def _mark(facts: dict[str, Any], stage: int) -> AbstractContextManager[object]:
+def _span(name: str) -> AbstractContextManager[object]:
     torch: Any = importlib.import_module("torch")
+    return cast("AbstractContextManager[object]", torch.profiler.record_function(name))
 
+
+def _place_text(rank: int, place: dict[str, int]) -> str:
+    sizes = ((k, place.get(f"{k}_rank", 0), place.get(f"{k}_size", 1)) for k in ("pp", "tp"))
+    return " ".join((f"rank={rank}", *(f"{k}={at}/{size}" for k, at, size in sizes)))
+
+
+def _mark(facts: dict[str, Any], stage: int) -> AbstractContextManager[object]:
     tokens = "" if facts["tokens"] is None else f" toks={facts['tokens']}"
     name = (
         f"mb={facts['micro_batch']} stage={stage} {facts['mode']} bs={facts['batch_size']}{tokens} n={facts['ordinal']}"
     )
-    return cast("AbstractContextManager[object]", torch.profiler.record_function(f"traceana.slot[{name}]"))
+    return _span(f"traceana.slot[{name}]")
 
 
 class _Recorder:
@@ -293,9 +307,12 @@ class _StepTimes(_Recorder):
 
 def plugin() -> None:
     """SGLang's plugin entry point (group `sglang.srt.plugins`): wraps the pipeline's launch of a micro-batch and the
-    forward inside it. Does nothing unless TRACEANA_CAPTURE_HOOK is set."""
+    forward inside it; with TRACEANA_CAPTURE_NVTX spans are said to nsys. Does nothing unless TRACEANA_CAPTURE_HOOK is
+    set."""
     if not os.environ.get(ENVIRONMENT):
         return
+    if os.environ.get(nvtx.ENVIRONMENT):
+        nvtx.install()
     registry: Any = importlib.import_module("sglang.srt.plugins.hook_registry")
     register, around = registry.HookRegistry.register, registry.HookType.AROUND
     register("sglang.srt.managers.scheduler_pp_mixin.SchedulerPPMixin._pp_launch_batch", _around_launch, around)

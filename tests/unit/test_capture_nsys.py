@@ -5,12 +5,17 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from traceana_capture.driver import prepare
 from traceana_capture.errors import CaptureError
+from traceana_capture.hook import ENVIRONMENT as HOOK
 from traceana_capture.nsys import NsysRecording, find_nsys, mask_export, under_nsys
+from traceana_capture.nvtx import ENVIRONMENT as NVTX
+from traceana_capture.options import CaptureOptions
 
 # What `nsys export` and `QdstrmImporter` do, as far as a capture can see it.
 PROGRAM = """#!/bin/sh
@@ -121,3 +126,16 @@ def test_what_is_missing_for_the_export_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(CaptureError, match="failed: no"):
         broken.export()
+
+
+def test_a_server_under_nsys_says_its_spans(tmp_path: Path) -> None:
+    nsys = str(program(tmp_path / "nsys", PROGRAM))
+    server = ["python", "-m", "sglang.launch_server"]
+    plain = CaptureOptions(command=tuple(server), profiler="torch")
+    assert prepare(plain, tmp_path / "cap", tmp_path / "p") == (server, {}, None)
+    under = replace(plain, profiler="nsys", nsys=nsys)
+    command, environment, control = prepare(under, tmp_path / "cap", tmp_path / "p")
+    assert command[0] == nsys and command[-3:] == server and control is None  # nsys records, not the hook
+    assert environment[NVTX] == "1" and Path(environment[HOOK]).is_dir()
+    assert str(tmp_path / "p" / "site") in environment["PYTHONPATH"].split(":")
+    assert prepare(replace(plain, hook=True), tmp_path / "cap", tmp_path / "p")[2] == tmp_path / "p" / "hook"

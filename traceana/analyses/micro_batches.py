@@ -68,8 +68,11 @@ def _in_flight(model: Model) -> pl.DataFrame | None:
     tokens = trace.messages.filter((pl.col("kind") == "output") & (pl.col("dst") == first)).select(
         (pl.col("visit") + pp - slots).alias("visit"), pl.col("recv_end_ns").alias("taken_ns")
     ).group_by("visit").agg(pl.col("taken_ns").max())  # fmt: skip
-    joined = forwards.join(tokens, on="visit", how="left").with_columns(
-        pl.col("taken_ns").fill_null(trace.window.end_ns)
+    # Where the message is in no trace (the last stage's began later), that visit's end stands for it.
+    visits = trace.visits.filter(pl.col("rank") == first, pl.col("complete"))
+    turn = visits.select((pl.col("visit") - slots + 1).alias("visit"), pl.col("end_ns").alias("turn_ns"))
+    joined = forwards.join(tokens, on="visit", how="left").join(turn, on="visit", how="left").with_columns(
+        pl.coalesce("taken_ns", "turn_ns").fill_null(trace.window.end_ns).alias("taken_ns")
     ).filter(pl.col("taken_ns") > pl.col("ts_ns"))  # fmt: skip
     spans = Intervals(joined.get_column("ts_ns").to_numpy(), joined.get_column("taken_ns").to_numpy())
     return _steps([spans], model)

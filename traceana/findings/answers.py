@@ -204,7 +204,7 @@ def _graphs(facts: Facts) -> _Answer:
             else f"{graphed} are graph launches"
         )
         words.append(
-            f"of {forwards} {mode} forwards {how}; launching costs the host {ms(launch)} for {kernels} kernels (median, profiled)"
+            f"of {forwards} {'' if mode == 'None' else f'{mode} '}forwards {how}; launching costs the host {ms(launch)} for {kernels} kernels (median, profiled)"
         )
     enabled = facts.server("cuda_graph", "enabled")
     flag = {True: "CUDA graphs are on: ", False: "CUDA graphs are off: "}.get(cast("bool", enabled), "")
@@ -257,8 +257,9 @@ def _costs(facts: Facts) -> _Answer:
         if link.get("kind") != "proxy":
             continue
         wait, moved = cast("Row", link["wait_ns"]), cast("Row", link["transfer_ns"])
+        size = "unknown size" if link.get("bytes") is None else f"{number(link, 'bytes'):,} bytes"
         words.append(
-            f"{link['src']} to {link['dst']}: {link['count']} activation messages of {number(link, 'bytes'):,} bytes, transfer"
+            f"{link['src']} to {link['dst']}: {link['count']} activation messages of {size}, transfer"
             f" {number(moved, 'p50_ns') / 1000:.1f} us, wait {number(wait, 'p50_ns') / 1000:.1f} us (medians)"
         )
     shown = words if len(words) <= 3 else [*words[:3], f"and {len(words) - 3} more links"]

@@ -10,8 +10,9 @@ import polars as pl
 from traceana import schema
 from traceana.intervals import Intervals, within
 from traceana.matching.p2p import _receive_visit
+from traceana.matching.spans import main_thread, span_set
 from traceana.matching.topology import Topology
-from traceana.matching.visits import main_thread, span_set, visit_of
+from traceana.matching.visits import visit_of
 from traceana.tables import RankTables
 
 __all__ = ["control_endpoints", "pair_controls"]

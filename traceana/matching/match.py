@@ -10,9 +10,10 @@ import polars as pl
 from traceana import schema
 from traceana.matching.controls import control_endpoints, pair_controls
 from traceana.matching.launches import launches
+from traceana.matching.marks import visit_offsets
 from traceana.matching.p2p import p2p_endpoints, pair_p2p
 from traceana.matching.topology import Topology, find_topology
-from traceana.matching.visits import find_visits
+from traceana.matching.visits import find_visits, mark_numbers
 from traceana.tables import CaptureTables
 
 __all__ = ["Matched", "match"]
@@ -55,12 +56,20 @@ def match(
     visits: dict[int, pl.DataFrame] = {}
     calls: dict[int, pl.DataFrame] = {}
     endpoints: dict[int, pl.DataFrame] = {}
+    marked: dict[int, pl.DataFrame] = {}
     for done, r in enumerate(capture.ranks):  # a rank at a time: its tables may have to be read from the store
         if progress is not None:
             progress("match messages", done, len(capture.ranks))
         me = r.info.rank
         visits[me], calls[me] = find_visits(r, slots=slots), launches(r)
         endpoints[me] = p2p_endpoints(r, visits[me], calls[me])
+        marked[me] = mark_numbers(r, visits[me])
+    offsets, odd = visit_offsets(marked)
+    for r in capture.ranks:
+        me = r.info.rank
+        if offsets.get(me):
+            visits[me] = find_visits(r, slots=slots, first=offsets[me])
+            endpoints[me] = p2p_endpoints(r, visits[me], calls[me])
     edges = pl.concat([e.select("src", "dst", "kind") for e in endpoints.values()]) if endpoints else pl.DataFrame()
     topology = find_topology(
         [r.info for r in capture.ranks], edges,
@@ -69,7 +78,8 @@ def match(
     if slots is None and topology.is_pipeline and _depth_is_zero(visits, capture):
         # At async depth 0 the loop has one slot a stage; with a depth the trace alone does not tell how many.
         slots = topology.pp_size
-        visits = {r: v.with_columns((pl.col("visit") % slots).cast(pl.Int32).alias("slot")) for r, v in visits.items()}
+        turn = (pl.col("visit") % slots).cast(pl.Int32)
+        visits = {r: v.with_columns(pl.coalesce("slot", turn).alias("slot")) for r, v in visits.items()}
     complete = [v.filter(pl.col("complete")).get_column("visit") for v in visits.values() if v.height]
     spans = [(int(c[0]), int(c[-1])) for c in complete if c.len()]
     visit_range = (max(a for a, _ in spans), min(b for _, b in spans)) if spans else None
@@ -77,7 +87,9 @@ def match(
     controls, control_losses = pair_controls(
         {r.info.rank: control_endpoints(r, visits[r.info.rank], topology) for r in capture.ranks}, topology
     )
-    losses = pl.concat([p2p.losses, control_losses])
+    detail = "the hook's marks do not say which of its visits are those of the first rank: paired by their order"
+    said = [{"name": "marks_disagree", "severity": "warning", "rank": r, "count": 1, "detail": detail} for r in odd]
+    losses = pl.concat([p2p.losses, control_losses, *([schema.LOSSES.frame(said)] if said else [])])
     return Matched(topology, visits, calls, p2p.messages, controls, p2p.unmatched, schema.LOSSES.frame(losses))
 
 

@@ -16,8 +16,9 @@ import polars as pl
 
 from traceana import schema
 from traceana.intervals import within
+from traceana.matching.spans import span_set
 from traceana.matching.topology import Topology
-from traceana.matching.visits import span_set, visit_of
+from traceana.matching.visits import visit_of
 from traceana.tables import RankTables
 
 __all__ = ["Endpoints", "P2PMatch", "bytes_of", "p2p_endpoints", "pair_p2p"]
@@ -105,6 +106,8 @@ def p2p_endpoints(rank: RankTables, visits: pl.DataFrame, calls: pl.DataFrame) -
         ).with_columns(
             pl.when(pl.col("in_output")).then(pl.lit("output"))
             .when(pl.col("in_proxy")).then(pl.lit("proxy"))
+            # nsys knows no type; what a pipeline loop receives outside of a span are activations.
+            .when(pl.col("dtype").is_null() & (pl.col("side") == "recv") & pl.lit(bool(output.any()))).then(pl.lit("proxy"))
             .otherwise(by_dtype).alias("kind"),
             pl.Series("visit", visit_of(visits, issued)).replace({-1: None}),
         )  # fmt: skip

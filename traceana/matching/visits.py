@@ -1,8 +1,9 @@
 """Visits: the passes of a stage over its slots, cut at `recv_requests`.
 
 The ordinal of a visit since the profiler's start is the same on every stage, because start and stop requests travel
-down the pipeline in slot order (docs/concepts/matching.md). The profiler starts inside a visit, after its
-`recv_requests` began, so visit 0 has no such span and is incomplete.
+down the pipeline in slot order (docs/concepts/matching.md); where the hook has marked the steps, their numbers say how
+far apart the ordinals of two ranks are (`marks`). The profiler starts inside a visit, after its `recv_requests` began,
+so the first one has no such span and is incomplete.
 """
 
 from __future__ import annotations
@@ -14,38 +15,14 @@ import polars as pl
 
 from traceana import schema
 from traceana.intervals import Intervals, within
+from traceana.matching.marks import slot_marks
+from traceana.matching.spans import ANCHORS, main_thread, span_set
 from traceana.tables import RankTables
 
-__all__ = ["find_visits", "main_thread", "span_set", "visit_of"]
+__all__ = ["find_visits", "mark_numbers", "visit_of"]
 
-# First that occurs wins: the pipeline loop's own span, else the one every scheduler loop has.
-_ANCHORS = ("recv_requests", "scheduler.recv_requests")
 _RUNS = ("run_batch", "scheduler.run_batch")
 _STEP = r"^step\[(?P<mode>[A-Z_]+)(?: bs=(?P<batch>[0-9]+))?(?: toks=(?P<tokens>[0-9]+))?"
-
-
-def main_thread(rank: RankTables) -> int | None:
-    """The thread that schedules: the one with the most `recv_requests` spans, else with the most annotations."""
-    names = rank.annotations.filter(pl.col("name").cast(pl.String).is_in(_ANCHORS))
-    frame = names if names.height else rank.annotations
-    if frame.height == 0:
-        frame = rank.calls
-    if frame.height == 0:
-        return None
-    counts = frame.group_by("tid").len().sort(["len", "tid"], descending=[True, False])
-    return int(counts.get_column("tid")[0])
-
-
-def span_set(annotations: pl.DataFrame, name: str) -> Intervals:
-    """The spans of one name as a disjoint sorted set; of nested spans of the same name the outer one stays."""
-    rows = annotations.filter(pl.col("name") == name).sort("ts_ns", "end_ns", descending=[False, True])
-    start = rows.get_column("ts_ns").to_numpy()
-    end = rows.get_column("end_ns").to_numpy()
-    if start.size > 1:
-        reach = np.maximum.accumulate(end)
-        outer = np.concatenate(([True], start[1:] >= reach[:-1]))
-        start, end = start[outer], end[outer]
-    return Intervals(start, end)
 
 
 def _first_set(annotations: pl.DataFrame, names: Sequence[str]) -> tuple[str | None, Intervals]:
@@ -57,16 +34,16 @@ def _first_set(annotations: pl.DataFrame, names: Sequence[str]) -> tuple[str | N
     return None, Intervals(zero, zero)
 
 
-def find_visits(rank: RankTables, *, slots: int | None = None) -> pl.DataFrame:
+def find_visits(rank: RankTables, *, slots: int | None = None, first: int = 0) -> pl.DataFrame:
     """VISITS of one rank in order, or an empty frame where the trace has no scheduler spans.
 
-    `slots` is the number of slots of the loop (pp_size + async depth), where known. Times stay on the clock of
-    `rank`. A visit with a forward carries the forward's `step[...]` annotation, its mode, batch size and tokens (a
-    decode step has one token a request).
+    `slots` is the number of slots of the loop (pp_size + async depth), where known, `first` the first ordinal. Times
+    stay on the clock of `rank`. A visit with a forward carries the forward's `step[...]` annotation, its mode, batch
+    size and tokens (a decode step has one token a request); where there is none, those of the hook's mark.
     """
     tid = main_thread(rank)
     own = rank.annotations.filter(pl.col("tid") == tid) if tid is not None else rank.annotations
-    _, anchors = _first_set(own, _ANCHORS)
+    _, anchors = _first_set(own, ANCHORS)
     if anchors.start.size == 0:
         return schema.VISITS.empty()
     begin, stop = int(own.get_column("ts_ns").to_numpy().min()), int(own.get_column("end_ns").to_numpy().max())
@@ -90,29 +67,35 @@ def find_visits(rank: RankTables, *, slots: int | None = None) -> pl.DataFrame:
         pl.col("name").cast(pl.String).alias("step"),
         pl.col("name").cast(pl.String).str.extract_groups(_STEP).alias("g"),
     ).filter(pl.col("g").struct.field("mode").is_not_null())
+    marks = slot_marks(rank)
+    mark_frame = (
+        marks.with_columns(_visits_at(start, marks)).unique("visit", keep="first", maintain_order=True)
+        .select("visit", pl.col("slot", "mode", "batch_size", "tokens").name.prefix("marked_"))
+    )  # fmt: skip
     step_frame = (
         steps.with_columns(
-            pl.Series("visit", np.searchsorted(start, steps.get_column("ts_ns").to_numpy(), side="right") - 1),
+            _visits_at(start, steps),
             pl.col("g").struct.field("mode").str.to_lowercase().alias("mode"),
             pl.col("g").struct.field("batch").cast(pl.Int32, strict=False).alias("batch_size"),
             pl.col("g").struct.field("tokens").cast(pl.Int64, strict=False).alias("tokens"),
         )
         .drop("g", "ts_ns")
         .unique("visit", keep="first", maintain_order=True)
-        .with_columns(
-            pl.when(pl.col("tokens").is_null() & (pl.col("mode") == "decode"))
-            .then(pl.col("batch_size").cast(pl.Int64))
-            .otherwise(pl.col("tokens"))
-            .alias("tokens")
-        )
     )
     frame = (
         frame.join(run_frame, on="visit", how="left", maintain_order="left")
         .join(step_frame, on="visit", how="left", maintain_order="left")
+        .join(mark_frame, on="visit", how="left", maintain_order="left")
+        .with_columns(pl.coalesce(c, f"marked_{c}").alias(c) for c in ("mode", "batch_size", "tokens"))
         .with_columns(
+            pl.when(pl.col("tokens").is_null() & (pl.col("mode") == "decode"))
+            .then(pl.col("batch_size").cast(pl.Int64))
+            .otherwise(pl.col("tokens"))
+            .alias("tokens"),
             pl.lit(rank.info.rank).alias("rank"),
-            (pl.col("visit") % slots if slots else pl.lit(None)).cast(pl.Int32).alias("slot"),
+            pl.col("visit") + first,
         )
+        .with_columns(_slot(slots))
     )
     if finished.height:  # a run_batch cut by the profiler's stop has no known end
         cut = finished.get_column("ts_ns")
@@ -123,6 +106,30 @@ def find_visits(rank: RankTables, *, slots: int | None = None) -> pl.DataFrame:
             .alias("run_end_ns")
         )
     return schema.VISITS.frame(frame)
+
+
+def _visits_at(start: np.ndarray, rows: pl.DataFrame) -> pl.Series:
+    return pl.Series("visit", np.searchsorted(start, rows.get_column("ts_ns").to_numpy(), side="right") - 1)
+
+
+def _slot(slots: int | None) -> pl.Expr:
+    """The slot of each visit: what the mark says, counted on to visits without one; without marks the ordinal's."""
+    if not slots:
+        return pl.col("marked_slot").cast(pl.Int32).alias("slot")
+    turn = ((pl.col("marked_slot").cast(pl.Int64) - pl.col("visit")) % slots).drop_nulls()
+    one = turn.n_unique() == 1
+    counted = pl.when(one).then((pl.col("visit") + turn.first()) % slots)
+    plain = pl.when(turn.len() == 0).then(pl.col("visit") % slots)
+    return pl.coalesce("marked_slot", counted, plain).cast(pl.Int32).alias("slot")
+
+
+def mark_numbers(rank: RankTables, visits: pl.DataFrame) -> pl.DataFrame:
+    """visit and number of each of the hook's marks (`marks.visit_offsets`)."""
+    marks = slot_marks(rank)
+    if visits.height == 0 or marks.height == 0:
+        return pl.DataFrame(schema={"visit": pl.Int64, "number": pl.Int64})
+    visit = visit_of(visits, marks.get_column("ts_ns").to_numpy())
+    return pl.DataFrame({"visit": visit, "number": marks.get_column("number")}).filter(pl.col("visit") >= 0)
 
 
 def visit_of(visits: pl.DataFrame, times: np.ndarray) -> np.ndarray:

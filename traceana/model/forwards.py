@@ -8,7 +8,7 @@ import polars as pl
 
 from traceana import schema
 from traceana.intervals import Intervals, within
-from traceana.matching.visits import main_thread
+from traceana.matching.spans import main_thread
 from traceana.tables import RankTables
 
 __all__ = ["find_forwards", "forward_of_activities"]

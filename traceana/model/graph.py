@@ -16,7 +16,7 @@ import polars as pl
 
 from traceana.arrays import distinct, groups_of, numbered
 from traceana.intervals import IntArray, Intervals
-from traceana.matching.visits import main_thread
+from traceana.matching.spans import main_thread
 from traceana.model.forwards import forward_of_activities
 from traceana.model.kernel_classes import is_communication
 from traceana.model.phases import span_numbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from traceana.matching.visits import main_thread
+from traceana.matching.spans import main_thread
 from traceana.model.chain import held_commits
 from traceana.model.forwards import forward_of_activities
 from traceana.model.graph import STOP_COMMIT, STOP_RECEIVE, STOP_SYNC

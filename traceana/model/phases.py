@@ -7,7 +7,7 @@ import polars as pl
 
 from traceana.arrays import distinct
 from traceana.intervals import IntArray, Intervals, within
-from traceana.matching.visits import main_thread
+from traceana.matching.spans import main_thread
 from traceana.tables import RankTables
 
 __all__ = ["HOST_LAUNCH", "HOST_SCHEDULE", "NO_WORK", "PROFILER", "UNKNOWN", "host_phases", "span_numbers"]
@@ -21,7 +21,7 @@ HOST_SCHEDULE, HOST_LAUNCH, NO_WORK, PROFILER, UNKNOWN = (
 )
 
 # Spans that say how, not what for: they do not name a phase. gloo sends also outlive their call, so they do not nest.
-_NOT_PHASES = r"^(gloo:|nccl:|step\[|##|ProfilerStep|PyTorch Profiler|cuda|autograd::|Optimizer\.)"
+_NOT_PHASES = r"^(traceana\.slot\[|gloo:|nccl:|nccl[A-Z]|step\[|##|ProfilerStep|PyTorch Profiler|cuda|cublas|cudnn|autograd::|Optimizer\.)"
 GLUE = "between spans"
 
 _SCHEMA = {"ts_ns": pl.Int64, "end_ns": pl.Int64, "cause": pl.String, "detail": pl.String, "visit": pl.Int64}

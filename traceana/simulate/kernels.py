@@ -11,7 +11,8 @@ import numpy as np
 import polars as pl
 
 from traceana.intervals import IntArray
-from traceana.matching.visits import main_thread, visit_of
+from traceana.matching.spans import main_thread
+from traceana.matching.visits import visit_of
 from traceana.model.forwards import forward_of_activities
 from traceana.model.model import Model
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from traceana.matching.visits import main_thread, visit_of
+from traceana.matching.spans import main_thread
+from traceana.matching.visits import visit_of
 from traceana.model.forwards import forward_of_activities
 from traceana.model.graph import NEVER, STOP_COMMIT, STOP_SYNC
 from traceana.model.model import Model

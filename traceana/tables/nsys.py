@@ -13,7 +13,7 @@ from traceana import schema
 from traceana.sources.losses import Loss, loss, losses_frame
 from traceana.sources.nsys import NsysExport, process_of, read_export
 from traceana.tables.capture import RankInfo, RankTables
-from traceana.tables.nsys_p2p import Launched, communication
+from traceana.tables.nsys_p2p import MESSAGE, Launched, communication
 
 __all__ = ["read_nsys"]
 
@@ -31,6 +31,10 @@ _COPIES = {
     10: "PtoP",
 }
 _KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static"}
+_RANK = (
+    r"^traceana\.rank\[rank=[0-9]{1,6} pp=(?P<pp>[0-9]{1,4})/(?P<pp_size>[0-9]{1,4}) "
+    r"tp=(?P<tp>[0-9]{1,4})/(?P<tp_size>[0-9]{1,4})\]$"
+)
 _SPANS = r"^(?:scheduler\.)?(?:recv_requests|run_batch|get_next_batch_to_run)$|^step\["
 
 
@@ -56,7 +60,7 @@ def read_nsys(path: Path) -> tuple[RankTables, ...]:
     calls = _calls(export)
     ranges = _ranges(export, calls, device)
     pairs = _pairs(device, losses)
-    infos = _infos(export, pairs)
+    infos = _infos(export, pairs, ranges)
     told, lost = communication(
         device, calls, ranges, {Launched(p.process, p.device): info.rank for p, info in zip(pairs, infos, strict=True)}
     )
@@ -69,7 +73,7 @@ def read_nsys(path: Path) -> tuple[RankTables, ...]:
                 "info",
                 1,
                 f"{path.name} has none of SGLang's spans (record_function makes no NVTX ranges): micro-batches, empty "
-                "slots and the scheduler's phases cannot be told; SGLANG_ENABLE_NVTX_SCHEDULER=1 adds the scheduler's",
+                "slots and the scheduler's phases cannot be told; `traceana capture --profiler nsys` has the server say them",
             )
         )
     _count_unlaunched(export, device, calls, losses)
@@ -99,18 +103,23 @@ def _rank(
     losses: Sequence[Loss],
 ) -> RankTables:
     own = pl.col("process") == pair.process
-    # torch's ops under emit_nvtx carry an op id and a namespace; all else is an annotation.
-    op = pl.col("op") & pl.col("name").str.contains("::", literal=True)
+    # torch's ops under emit_nvtx carry an op id and a namespace, the hook's stand for torch's; all else annotates.
+    comms = (pl.col("name") == "record_param_comms") | pl.col("name").str.contains(MESSAGE)
+    op = (pl.col("op") & pl.col("name").str.contains("::", literal=True)) | comms
     spans = ranges.filter(own)
     return RankTables(
         info=info,
         device=schema.DEVICE.frame(_sorted(device.filter(own, pl.col("device") == pair.device))),
         calls=schema.CALLS.frame(_sorted(calls.filter(own))),
         annotations=schema.ANNOTATIONS.frame(_sorted(spans.filter(~op))),
-        ops=schema.OPS.frame(_sorted(spans.filter(op))),
+        ops=schema.OPS.frame(_sorted(spans.filter(op).with_columns(_as_torch()))),
         overheads=schema.OVERHEADS.frame(_sorted(overheads.filter(own))),
         losses=losses_frame(losses),
     )
+
+
+def _as_torch() -> pl.Expr:
+    return pl.col("name").str.replace(MESSAGE, "record_param_comms")
 
 
 def _sorted(frame: pl.DataFrame) -> pl.DataFrame:
@@ -231,31 +240,58 @@ def _pairs(device: pl.DataFrame, losses: list[Loss]) -> list[_Pair]:
     return [_Pair(p, d) for d, p in counted.sort("device", "process").select("device", "process").iter_rows()]
 
 
-def _infos(export: NsysExport, pairs: Sequence[_Pair]) -> list[RankInfo]:
+def _infos(export: NsysExport, pairs: Sequence[_Pair], ranges: pl.DataFrame) -> list[RankInfo]:
+    """Who each pair is: as the hook says, else by the process name, else by order."""
     names = [export.processes.get(p.process, (None, ""))[1] for p in pairs]
-    places = [
-        tuple(int(m[1]) if (m := re.search(rf"{tag}(\d{{1,4}})(?!\d)", n)) else None for tag in ("PP", "TP"))
-        for n in names
-    ]
-    tp_size = 1 + max((tp or 0 for _, tp in places), default=0)
-    told = [None if pp is None and tp is None else (pp or 0) * tp_size + (tp or 0) for pp, tp in places]
-    by_name = None not in told and len(set(told)) == len(told)
+    said = _said(ranges)
+    places = [said.get(p.process) or _named_place(n) for p, n in zip(pairs, names, strict=True)]
+    tp_size = max((p.tp_size or 1 + (p.tp or 0) for p in places), default=1)
+    told = [None if p.pp is None and p.tp is None else (p.pp or 0) * tp_size + (p.tp or 0) for p in places]
+    known = None not in told and len(set(told)) == len(told)
     return [
         RankInfo(
-            rank=rank if by_name and rank is not None else order,
+            rank=rank if known and rank is not None else order,
             file=export.path,
-            pp_rank=pp if by_name else None,
-            tp_rank=tp if by_name else None,
+            world_size=place.world if known else None,
+            pp_rank=place.pp if known else None,
+            tp_rank=place.tp if known else None,
             host=export.host,
             pid=export.processes.get(pair.process, ((pair.process >> 24) % (1 << 24), ""))[0],
             device=pair.device,
             process_name=name or None,
             base_time_ns=export.epoch_ns or 0,
-            rank_source="content" if by_name else "order",
+            rank_source="content" if known else "order",
             versions={"nsys": export.version} if export.version else {},
         )
-        for order, (pair, name, rank, (pp, tp)) in enumerate(zip(pairs, names, told, places, strict=True))
+        for order, (pair, name, rank, place) in enumerate(zip(pairs, names, told, places, strict=True))
     ]
+
+
+class _Place(NamedTuple):
+    """Where a rank stands, as far as that is said."""
+
+    pp: int | None
+    tp: int | None
+    tp_size: int | None = None
+    world: int | None = None
+
+
+def _named_place(name: str) -> _Place:
+    pp, tp = (int(m[1]) if (m := re.search(rf"{tag}(\d{{1,4}})(?!\d)", name)) else None for tag in ("PP", "TP"))
+    return _Place(pp, tp)
+
+
+def _said(ranges: pl.DataFrame) -> dict[int, _Place]:
+    """The hook's word for each process."""
+    found = ranges.filter(pl.col("name").str.contains(_RANK)).select(
+        "process", pl.col("name").str.extract_groups(_RANK).alias("g")
+    )
+    places: dict[int, _Place] = {}
+    for process, group in found.unique("process", keep="first", maintain_order=True).iter_rows():
+        pp, pp_size, tp, tp_size = (int(group[k]) for k in ("pp", "pp_size", "tp", "tp_size"))
+        if pp < pp_size and tp < tp_size:
+            places[process] = _Place(pp, tp, tp_size, pp_size * tp_size)
+    return places
 
 
 def _count_unlaunched(export: NsysExport, device: pl.DataFrame, calls: pl.DataFrame, losses: list[Loss]) -> None:

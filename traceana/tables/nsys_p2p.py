@@ -6,7 +6,7 @@ receives since the outermost `ncclGroupStart`, or inside `ncclSend` or `ncclRecv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import polars as pl
@@ -15,7 +15,15 @@ from traceana.sources.losses import Loss, loss
 
 __all__ = ["Launched", "communication"]
 
-_TOLD = {"row": pl.UInt32(), "collective": pl.String(), "src_rank": pl.Int32(), "dst_rank": pl.Int32()}
+_TOLD = {
+    "row": pl.UInt32(), "collective": pl.String(), "src_rank": pl.Int32(), "dst_rank": pl.Int32(),
+    "in_elements": pl.Int64(), "out_elements": pl.Int64(), "dtype": pl.String(),
+}  # fmt: skip
+# What the hook says around an NCCL message, in place of the op that torch.profiler records there.
+MESSAGE = (
+    r"^traceana\.message\[(?P<collective>send|recv) peer=(?P<peer>[0-9]{1,6}) elements=(?P<elements>[0-9]{1,15}) "
+    r"dtype=(?P<dtype>[A-Za-z0-9_]{1,40})\]$"
+)
 # Names of torch.profiler's `Collective name`, by the word in the kernel's name.
 _COLLECTIVES = {
     "AllReduce": "allreduce",
@@ -37,10 +45,11 @@ class Launched(NamedTuple):
 def communication(
     device: pl.DataFrame, calls: pl.DataFrame, ranges: pl.DataFrame, ranks: Mapping[Launched, int]
 ) -> tuple[pl.DataFrame, list[Loss]]:
-    """row, collective, src_rank and dst_rank of the NCCL kernels among `device`, and what could not be told.
+    """row, collective, src_rank, dst_rank, elements and dtype of the NCCL kernels among `device`, and what could not be told.
 
     A kernel that both sends and receives (an all-to-all, a batched exchange) is `sendrecv` and names no peer. The peer
-    is the other process of the communicator where the payload names it and just two use it, or the other of two ranks.
+    is the other process of the communicator where the payload names it and just two use it, or the other of two ranks. What
+    the capture's hook says of a message (size and type too) goes before all of it.
     """
     word = pl.col("name").str.extract(_KERNEL)
     kernels = device.filter(pl.col("kind") == "kernel").with_columns(word=word).drop_nulls("word")
@@ -53,7 +62,8 @@ def communication(
         on=["process", "correlation"],
         how="left",
     )
-    told = _directions(launches, ranges, ranks)
+    told = _said(launches, ranges)
+    told = pl.concat([told, _directions(launches.join(told, on="row", how="anti"), ranges, ranks)], how="diagonal")
     losses: list[Loss] = []
     unknown = told.get_column("collective").null_count()
     if unknown:
@@ -69,6 +79,27 @@ def communication(
         "row", collective=pl.col("word").replace_strict(_COLLECTIVES, default=None, return_dtype=pl.String())
     )
     return pl.concat([told, others], how="diagonal"), losses
+
+
+def _said(launches: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
+    """What the hook says of those launches that lie in one of its ranges, as _TOLD."""
+    text = pl.col("name").str.extract_groups(MESSAGE).struct
+    marks = ranges.filter(pl.col("name").str.contains(MESSAGE)).select(
+        "thread", pl.col("ts_ns").alias("from_ns"), pl.col("end_ns").alias("to_ns"),
+        text.field("collective"), text.field("peer").cast(pl.Int32), text.field("elements").cast(pl.Int64),
+        text.field("dtype"),
+    )  # fmt: skip
+    held = launches.drop_nulls("at_ns").sort("at_ns").join_asof(
+        marks.sort("from_ns"), left_on="at_ns", right_on="from_ns", by="thread", strategy="backward",
+        check_sortedness=False,
+    ).filter(pl.col("at_ns") < pl.col("to_ns"))  # fmt: skip
+    sends, receives = pl.col("collective") == "send", pl.col("collective") == "recv"
+    return held.select(
+        "row", "collective",
+        pl.when(receives).then("peer").alias("src_rank"), pl.when(sends).then("peer").alias("dst_rank"),
+        pl.when(sends).then("elements").alias("in_elements"), pl.when(receives).then("elements").alias("out_elements"),
+        "dtype",
+    ).cast(pl.Schema(_TOLD))  # fmt: skip
 
 
 def _directions(launches: pl.DataFrame, ranges: pl.DataFrame, ranks: Mapping[Launched, int]) -> pl.DataFrame:
@@ -95,7 +126,7 @@ def _directions(launches: pl.DataFrame, ranges: pl.DataFrame, ranks: Mapping[Lau
     known = {"process": pl.Int64(), "device": pl.Int64(), "me": pl.Int32()}
     me = pl.DataFrame([(*launched, rank) for launched, rank in ranks.items()], schema=known, orient="row")
     held = held.join(me, on=["process", "device"], how="left")
-    held = held.with_columns(peer=_peer(held, ranks))
+    held = held.with_columns(peer=_peer(held, list(ranks.values())))
     one_way = {"send": "dst_rank", "recv": "src_rank"}
     told = held.select(
         "row",
@@ -139,10 +170,10 @@ def _groups(nccl: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _peer(held: pl.DataFrame, ranks: Mapping[Launched, int]) -> pl.Expr:
+def _peer(held: pl.DataFrame, ranks: Sequence[int]) -> pl.Expr:
     """The other end, as a rank: the other of two ranks, or the other user of the communicator where there are two."""
     if len(ranks) == 2:
-        return pl.lit(sum(ranks.values()), pl.Int32()) - pl.col("me")
+        return pl.lit(sum(ranks), pl.Int32()) - pl.col("me")
     users = held.drop_nulls("comm").group_by("comm").agg(pl.col("me").unique().sort().alias("users"))
     pairs = {comm: sum(who) for comm, who in users.iter_rows() if len(who) == 2 and None not in who}
     return pl.col("comm").replace_strict(pairs, default=None, return_dtype=pl.Int32()) - pl.col("me")

@@ -1,0 +1,196 @@
+"""SGLang's spans for nsys, which does not see torch's: while it records, they are NVTX ranges too.
+
+torch's own way (`emit_nvtx`) pops a range when an asynchronous gloo send is over, whatever range is on top by then, and so
+moves the ends of all spans around it. Here `record_function` pushes and pops in its own block, messages between stages
+have ranges with a handle, and NCCL's operations and the waits for them are named as torch.profiler names them.
+
+Between `cudaProfilerStart` and `cudaProfilerStop`, which the server calls for nsys, functions of torch are exchanged; before
+and after it is untouched.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["ENVIRONMENT", "NvtxSpans", "install"]
+
+ENVIRONMENT = "TRACEANA_CAPTURE_NVTX"
+_SENDS, _RECEIVES = ("send", "isend"), ("recv", "irecv")
+_COLLECTIVES = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+_NCCL = "record_param_comms"
+# As torch.profiler writes them.
+_TYPES = {
+    "bfloat16": "BFloat16", "float16": "Half", "float32": "Float", "float64": "Double", "bool": "Bool", "uint8": "Byte",
+    "int8": "Char", "int16": "Short", "int32": "Int", "int64": "Long", "float8_e4m3fn": "Float8_e4m3fn",
+    "float8_e5m2": "Float8_e5m2",
+}  # fmt: skip
+
+
+class NvtxSpans:
+    """The exchange. `begin` and `end` are called on the scheduler's thread; both may be called twice."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._nvtx = torch._C._nvtx
+        self._before: list[tuple[Any, str, Any]] = []
+        self._open: dict[
+            int, tuple[object, int | None]
+        ] = {}  # by id of the work: the work, and its range if it is gloo's
+
+    def recording(self) -> bool:
+        """Whether spans are NVTX ranges now."""
+        return bool(self._before)
+
+    def watch(self, cudart: Any) -> None:
+        """Begin and end with the CUDA runtime's profiler range; `cudart` is torch's module of it."""
+        for name, react, first in (("cudaProfilerStart", self.begin, True), ("cudaProfilerStop", self.end, False)):
+            setattr(cudart, name, _joined(getattr(cudart, name), react, first=first))
+
+    def begin(self) -> None:
+        """Exchange torch's functions."""
+        if self._before:
+            return
+        torch = self._torch
+        distributed = torch.distributed
+        self._exchange(torch.profiler, "record_function", self._ranged(torch.profiler.record_function))
+        if not distributed.is_available():
+            return
+        for name in (*_SENDS, *_RECEIVES):
+            self._exchange(distributed, name, self._message(getattr(distributed, name), sends=name in _SENDS))
+        for name in _COLLECTIVES:
+            self._exchange(distributed, name, self._operation(getattr(distributed, name)))
+        self._exchange(distributed.Work, "wait", self._wait(distributed.Work.wait))
+
+    def end(self) -> None:
+        """Put them back, and end what is open."""
+        while self._before:
+            setattr(*self._before.pop())
+        for _, handle in self._open.values():
+            if handle is not None:
+                self._nvtx.rangeEnd(handle)
+        self._open.clear()
+
+    def _exchange(self, owner: Any, name: str, new: Any) -> None:
+        self._before.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, new)
+
+    def _ranged(self, base: Any) -> Any:
+        nvtx = self._nvtx
+
+        class Ranged(base):  # type: ignore[misc]  # torch's class is only known here
+            def __enter__(self) -> Any:
+                nvtx.rangePushA(self.name)
+                return super().__enter__()
+
+            def __exit__(self, *error: Any) -> Any:
+                try:
+                    return super().__exit__(*error)
+                finally:
+                    nvtx.rangePop()
+
+        Ranged.__name__ = Ranged.__qualname__ = base.__name__
+        return Ranged
+
+    def _message(self, original: Callable[..., Any], *, sends: bool) -> Callable[..., Any]:
+        """A message of the pipeline: a tensor on the CPU goes through gloo, one on a GPU through NCCL."""
+        nvtx, kept = self._nvtx, self._open
+        gloo = "gloo:send" if sends else "gloo:recv"
+
+        @functools.wraps(original)
+        def message(tensor: Any, *rest: Any, **named: Any) -> Any:
+            handle = None if tensor.is_cuda else nvtx.rangeStartA(gloo)
+            if handle is None:
+                peer = rest[0] if rest else named.get("dst" if sends else "src")
+                nvtx.rangePushA(_said(tensor, peer, sends=sends))
+            work = None
+            try:
+                work = original(tensor, *rest, **named)
+                return work
+            finally:
+                if handle is None:
+                    nvtx.rangePop()
+                if hasattr(work, "wait"):
+                    kept[id(work)] = (work, handle)
+                elif handle is not None:  # it has been sent or received
+                    nvtx.rangeEnd(handle)
+
+        return message
+
+    def _operation(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        nvtx = self._nvtx
+
+        @functools.wraps(original)
+        def operation(tensor: Any, *rest: Any, **named: Any) -> Any:
+            if not tensor.is_cuda:
+                return original(tensor, *rest, **named)
+            nvtx.rangePushA(_NCCL)
+            try:
+                return original(tensor, *rest, **named)
+            finally:
+                nvtx.rangePop()
+
+        return operation
+
+    def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        nvtx, kept = self._nvtx, self._open
+
+        @functools.wraps(original)
+        def wait(work: Any, *rest: Any, **named: Any) -> Any:
+            _, handle = kept.pop(id(work), (None, None))
+            if handle is None:
+                nvtx.rangePushA(_NCCL)
+            try:
+                return original(work, *rest, **named)
+            finally:
+                if handle is None:
+                    nvtx.rangePop()
+                else:
+                    nvtx.rangeEnd(handle)
+
+        return wait
+
+
+def _said(tensor: Any, peer: object, *, sends: bool) -> str:
+    """What a trace of torch says of an NCCL message in the arguments of its op."""
+    if not isinstance(peer, int):  # it is named by its place in the group
+        return _NCCL
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    way = "send" if sends else "recv"
+    return f"traceana.message[{way} peer={peer} elements={tensor.numel()} dtype={_TYPES.get(dtype, dtype)}]"
+
+
+def _joined(original: Callable[..., Any], react: Callable[[], None], *, first: bool) -> Callable[..., Any]:
+    """`original` with `react` after it (`first`: what nsys records begins with it) or before it."""
+
+    def call(*arguments: Any) -> Any:
+        if first:
+            result = original(*arguments)
+            react()
+            return result
+        react()
+        return original(*arguments)
+
+    return call
+
+
+_spans: NvtxSpans | None = None
+
+
+def install() -> None:
+    """Have this process say its spans to nsys. Without a CUDA build of torch there is nothing to do."""
+    global _spans
+    torch: Any = importlib.import_module("torch")
+    cudart, nvtx = getattr(torch._C, "_cudart", None), getattr(torch._C, "_nvtx", None)
+    if _spans is None and cudart is not None and nvtx is not None:
+        importlib.import_module("torch.distributed")
+        importlib.import_module("torch.profiler")
+        _spans = NvtxSpans(torch)
+        _spans.watch(cudart)
+
+
+def recording() -> bool:
+    """Whether spans are NVTX ranges now."""
+    return _spans is not None and _spans.recording()

@@ -1,11 +1,14 @@
-"""Distinct values of integer columns by sorting. numpy's own `unique` hashes, which takes ten times as long."""
+"""Distinct values of integer columns by sorting (numpy's own `unique` hashes, which takes ten times as long), and columns
+in less memory."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["distinct", "groups_of", "numbered"]
+__all__ = ["distinct", "groups_of", "narrow", "numbered"]
 
 IntArray = NDArray[np.int64]
 
@@ -36,3 +39,13 @@ def groups_of(*columns: IntArray) -> IntArray:
         _, place = numbered(column)
         key = numbered(key * (int(place.max(initial=0)) + 1) + place)[1]
     return key
+
+
+def narrow(values: IntArray) -> IntArray:
+    """The same numbers in the smallest type that holds them all, to be kept. Arithmetic with them has to have an int64 on
+    the other side; a plain number takes their type, and may leave it."""
+    low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
+    small = next(
+        t for t in (np.int8, np.int16, np.int32, np.int64) if np.iinfo(t).min <= low and high <= np.iinfo(t).max
+    )
+    return cast(IntArray, values.astype(small))

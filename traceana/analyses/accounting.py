@@ -9,6 +9,7 @@ from traceana.model.chain import CAUSES
 from traceana.model.kernel_classes import CLASSES
 from traceana.model.model import Model
 from traceana.result import Result
+from traceana.tables.by_rank import ByRank
 
 __all__ = ["NAME", "run"]
 
@@ -21,13 +22,13 @@ def run(model: Model) -> Result:
     trace = model.trace
     window = trace.window.duration_ns
     stages: list[dict[str, object]] = []
+    attribution, bounds = ByRank(model.blame.attribution), ByRank(model.blame.bounds)
     for rank in trace.ranks:
         state = model.states[rank]
         length = (pl.col("end_ns") - pl.col("ts_ns")).sum()
         by_state = dict(state.states.group_by("state").agg(length).iter_rows())
         by_class = dict(state.states.filter(pl.col("state") == "busy").group_by("kernel_class").agg(length).iter_rows())
-        mine = model.blame.attribution.filter(pl.col("rank") == rank)
-        by_cause = dict(mine.group_by("cause").agg(length).iter_rows())
+        by_cause = dict(attribution[rank].group_by("cause").agg(length).iter_rows())
         busy, transfer, bubble = (int(by_state.get(s, 0)) for s in ("busy", "transfer", "bubble"))
         causes = {c: int(by_cause.get(c, 0)) for c in CAUSES}
         classes = {c: int(by_class.get(c, 0)) for c in CLASSES}
@@ -54,9 +55,7 @@ def run(model: Model) -> Result:
                 "causes_ns": causes,
                 "causes_bounds_ns": {
                     cause: [low, high]
-                    for cause, low, high in model.blame.bounds.filter(pl.col("rank") == rank)
-                    .select("cause", "low_ns", "high_ns")
-                    .iter_rows()
+                    for cause, low, high in bounds[rank].select("cause", "low_ns", "high_ns").iter_rows()
                 },
                 "gaps": {
                     "count": gaps.len(),

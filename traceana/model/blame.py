@@ -95,7 +95,7 @@ class _Blamer:
             which = np.arange(self.first[first], self.first[last])
             links, (chain, rank) = walk(self.graph, self.head[which], self.begin[which], holds)
             links = replace(links, chain=which[links.chain])
-            chains.append(links)
+            chains.append(links.kept())
             seen.append((which[chain], rank))
             bounds = np.searchsorted(links.chain, self.first[first : last + 1])
             for i in range(first, last):
@@ -103,7 +103,7 @@ class _Blamer:
                 cut = self._in_phases(own, np.zeros(n, dtype=np.int64))
                 if self.u.any():
                     self.edges.append(unsure_edges(i, cut.gap, cut.lo, cut.hi, cut.cause, cut.root, self.u, self.room))
-                pieces.append(in_order([*self._in_bubbles(cut, i), *self._without_chain(i)]))
+                pieces.append(in_order([*self._in_bubbles(cut, i), *self._without_chain(i)]).kept())
             first = last
         every = Links(*(np.concatenate([getattr(c, f) for c in chains]) for f in Links.__slots__))
         waits = np.arange(self.head.size), self.waiter
@@ -196,9 +196,12 @@ class _Blamer:
 
 def _communication(trace: Trace) -> np.ndarray:
     """Which device activities are communication, of all ranks one after another."""
-    names = [r.device.get_column("name").cast(pl.String) for r in trace.capture.ranks]
-    nccl = [n for n in {n for name in names for n in name.unique().to_list()} if is_communication(n)]
-    return np.concatenate([np.zeros(0, dtype=np.bool_), *(n.is_in(nccl).to_numpy() for n in names)])
+    found = [np.zeros(0, dtype=np.bool_)]
+    for rank in trace.capture.ranks:
+        names = rank.device.get_column("name")
+        nccl = [n for n in names.unique().cast(pl.String).to_list() if is_communication(n)]
+        found.append(names.cast(pl.String).is_in(nccl).to_numpy())
+    return np.concatenate(found)
 
 
 def _spans(frame: pl.DataFrame) -> Intervals:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traceana.arrays import narrow
 from traceana.intervals import IntArray
 from traceana.model.graph import NEVER, STOP_ALONE, STOP_COMMIT, STOP_RECEIVE, STOP_SYNC, Graph
 
@@ -52,6 +53,11 @@ class Links:
     ref: IntArray
     crossed: np.ndarray
     reason: IntArray
+
+    def kept(self) -> Links:
+        """The same in less memory."""
+        whole = ("lo", "hi", "crossed")
+        return Links(*(getattr(self, f) if f in whole else narrow(getattr(self, f)) for f in self.__slots__))
 
 
 _DONE, _DEVICE, _INSIDE, _HOST = 0, 1, 2, 3

@@ -73,7 +73,8 @@ def attribution_rows(p: Pieces, known: Known) -> pl.DataFrame:
     detail = np.zeros(n, dtype=np.int64)  # which of the texts
 
     def say(rows: np.ndarray, words: Sequence[str | None], which: IntArray | int) -> None:
-        detail[rows] = len(texts) + which
+        detail[rows] = which
+        detail[rows] += len(texts)
         texts.extend(words)
 
     hosts = np.flatnonzero((p.phase >= 0) & (p.element == THREAD))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from traceana.arrays import numbered
@@ -34,14 +36,18 @@ def room_between(graph: Graph) -> IntArray:
 
 def _possible(shift: IntArray, u: IntArray, room: IntArray) -> IntArray:
     """The shift nearest to `shift` within the uncertainty `u` under which no message arrives before it is sent."""
-    high, low = u.copy(), -u
-    for _ in range(u.size):
-        high = np.minimum(high, (high[None, :] + room).min(axis=1))
-        low = np.maximum(low, (low[:, None] - room).max(axis=0))
-    out = np.clip(shift, low, high)
-    for _ in range(u.size):
-        out = np.maximum(out, (out[:, None] - room).max(axis=0))
-    return out
+    high = _settled(lambda v: np.minimum(v, (v[None, :] + room).min(axis=1)), u)
+    low = _settled(lambda v: np.maximum(v, (v[:, None] - room).max(axis=0)), -u)
+    return _settled(lambda v: np.maximum(v, (v[:, None] - room).max(axis=0)), np.clip(shift, low, high))
+
+
+def _settled(step: Callable[[IntArray], IntArray], values: IntArray) -> IntArray:
+    """`step` done until it changes nothing: as often as the longest path of messages that matters has edges."""
+    for _ in range(values.size):
+        before, values = values, step(values)
+        if (before == values).all():
+            break
+    return values
 
 
 def other_clocks(u: IntArray, room: IntArray) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -137,7 +137,7 @@ def describe_links(model: Model, chains: IntArray) -> pl.DataFrame:
     position = np.searchsorted(first, links.chain, side="right") - 1
     ranks = np.array(model.trace.ranks, dtype=np.int32)
     return pl.DataFrame(
-        {"rank": ranks[position], "gap": links.chain - first[position], "chain": links.link, "what": Words(model).of(links)}
+        {"rank": ranks[position], "gap": links.chain - first[position], "chain": links.link.astype(np.int64), "what": Words(model).of(links)}
     )  # fmt: skip
 
 
@@ -164,12 +164,18 @@ def describe_events(words: Words, stretches: pl.DataFrame) -> pl.DataFrame:
     started, ended = linked(1), linked(-1)
     here = linked(0)
     act = model.blame.graph.activity
-    a, b = np.searchsorted(act.rank, [position, position + 1])
-    by_end = np.argsort(act.end[a:b], kind="stable")
+    mine = act.of_rank(position)
+    by_end = np.argsort(act.end[mine], kind="stable")
     columns: list[pl.Series] = []
     for name, linked_to, times, order, at in (
-        ("first_event", started, act.end[a:b][by_end], by_end + a, stretches.get_column("ts_ns").to_numpy()),
-        ("last_event", ended, act.start[a:b], np.arange(a, b), stretches.get_column("end_ns").to_numpy()),
+        ("first_event", started, act.end[mine][by_end], mine.start + by_end, stretches.get_column("ts_ns").to_numpy()),
+        (
+            "last_event",
+            ended,
+            act.start[mine],
+            np.arange(mine.start, mine.stop),
+            stretches.get_column("end_ns").to_numpy(),
+        ),
     ):
         rows = np.flatnonzero(linked_to.is_null())
         index = np.searchsorted(times, at[rows])

@@ -31,7 +31,8 @@ def find_gaps(graph: Graph, rank: int, idle: Intervals, communication: np.ndarra
     `communication` marks the activities that are NCCL kernels.
     """
     act = graph.activity
-    mine = np.flatnonzero(act.rank == rank)
+    here = act.of_rank(rank)
+    mine = np.arange(here.start, here.stop)
     x, y = idle.start, idle.end
     head = np.full(x.size, -1, dtype=np.int64)
     begin = x.copy()

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from traceana.arrays import distinct, groups_of, numbered
+from traceana.errors import ModelError
 from traceana.intervals import IntArray, Intervals
 from traceana.matching.spans import main_thread
 from traceana.model.forwards import forward_of_activities
@@ -35,12 +36,13 @@ STOP_RECEIVE, STOP_COMMIT, STOP_SYNC, STOP_ALONE = 1, 2, 3, 4
 _SYNCS = r"^(cuda|hip)(EventSynchronize|StreamSynchronize|DeviceSynchronize)|^cu(Event|Stream|Ctx)Synchronize"
 # Without any stream-wait call in the trace, an activity that starts this soon after another stream's end followed it.
 _FOLLOWS_NS = 20_000
+_INDEX = np.int32
 
 
 @dataclass(frozen=True, slots=True)
 class Activities:
     """Device activities, by rank and start. Indices are global; -1 means none. Lanes are streams, sends apart from the
-    rest of their stream."""
+    rest of their stream. Times and streams are int64, what counts things int32."""
 
     rank: IntArray
     row: IntArray
@@ -59,6 +61,11 @@ class Activities:
     sends: np.ndarray
     previous: IntArray
     other: IntArray
+
+    def of_rank(self, position: int) -> slice:
+        """The rows of the rank at a position."""
+        first, last = self.rank.searchsorted(np.array([position, position + 1], dtype=self.rank.dtype)).tolist()
+        return slice(first, last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +157,8 @@ def _communication(rank: RankTables) -> np.ndarray:
 
 def _rank_activities(
     trace: Trace, phases: pl.DataFrame, index: int, first: int, threads: dict[tuple[int, int], int]
-) -> tuple[Activities, np.ndarray]:
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The columns of the activities of one rank, and the visit of the forward that each belongs to."""
     rank = trace.capture.ranks[index]
     me = rank.info.rank
     launch = trace.launches[me]
@@ -184,15 +192,16 @@ def _rank_activities(
         other = awaited_activities(start, end, released, calls, waits, phases, (runs[0], ends))
     else:
         other = _follows(start, end, lane, released)
-    none = np.full(n, -1, dtype=np.int64)
+    none = np.full(n, -1, dtype=_INDEX)
     return (
-        Activities(
-            rank=np.full(n, index, dtype=np.int64), row=np.arange(n), start=start, end=end, stream=stream, lane=lane,
-            call_start=call_start, call_end=call_end, thread=thread, forward=none.copy(), send_of=none.copy(),
-            recv_of=none.copy(), waits=np.zeros(n, dtype=np.int64), receives=receives, sends=sends,
-            previous=np.where(previous >= 0, previous + first, -1),
-            other=np.where(other >= 0, other + first, -1),
-        ),
+        {
+            "rank": np.full(n, index, dtype=_INDEX), "row": np.arange(n, dtype=_INDEX), "start": start, "end": end,
+            "stream": stream, "lane": lane.astype(_INDEX), "call_start": call_start, "call_end": call_end,
+            "thread": thread.astype(_INDEX), "forward": none, "send_of": none, "recv_of": none,
+            "waits": np.zeros(n, dtype=np.int64), "receives": receives, "sends": sends,
+            "previous": np.where(previous >= 0, previous + first, -1).astype(_INDEX),
+            "other": np.where(other >= 0, other + first, -1).astype(_INDEX),
+        },
         member,
     )  # fmt: skip
 
@@ -208,7 +217,8 @@ def _sync_stops(
     """
     rank = trace.capture.ranks[index]
     calls = rank.calls.filter(pl.col("name").cast(pl.String).str.contains(_SYNCS))
-    mine = np.flatnonzero((act.rank == index) & (act.call_start != NEVER))
+    here = act.of_rank(index)
+    mine = here.start + np.flatnonzero(act.call_start[here] != NEVER)
     if calls.height == 0 or mine.size == 0:
         return [np.zeros(0, dtype=np.int64)] * 4
     start, end = calls.get_column("ts_ns").to_numpy(), calls.get_column("end_ns").to_numpy()
@@ -265,27 +275,34 @@ def _boundaries(trace: Trace, index: int, tid: int) -> IntArray:
 def build_graph(trace: Trace, phases: Sequence[pl.DataFrame]) -> Graph:
     """The graph of `trace`; `phases` are the `host_phases` of each rank, by position."""
     ranks = trace.ranks
-    at = {r: i for i, r in enumerate(ranks)}
+    numbers = np.array(ranks, dtype=np.int64)
+
+    def places(column: pl.Series) -> IntArray:
+        return np.searchsorted(numbers, column.to_numpy())
+
     threads: dict[tuple[int, int], int] = {}
     mains: list[int] = []
     for i, rank in enumerate(trace.capture.ranks):
         tid = main_thread(rank)
         mains.append(-1 if tid is None else threads.setdefault((i, tid), len(threads)))
-    parts: list[Activities] = []
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in Activities.__slots__}
     members: list[np.ndarray] = []
     firsts: list[int] = []
     total = 0
     for i in range(len(ranks)):
         part, member = _rank_activities(trace, phases[i], i, total, threads)
         firsts.append(total)
-        total += part.start.size
-        parts.append(part)
+        total += member.size
+        if total > np.iinfo(_INDEX).max:
+            raise ModelError("too many GPU activities for one analysis", hint="ask for fewer ranks with --ranks")
         members.append(member)
-    act = Activities(*(np.concatenate([getattr(p, f) for p in parts]) for f in Activities.__slots__))
-    del parts  # as large as what was made of them
+        for name, column in part.items():
+            columns[name].append(column)
+    # One column at a time: all of them together are as large as what is made of them.
+    act = Activities(*(np.concatenate(columns.pop(name)) for name in Activities.__slots__))
     # Forwards, and which one an activity belongs to.
     forwards = trace.forwards.sort("rank", "visit")
-    f_rank = np.array([at[int(r)] for r in forwards.get_column("rank")], dtype=np.int64)
+    f_rank = places(forwards.get_column("rank"))
     f_visit = forwards.get_column("visit").to_numpy()
     f_first = np.full(f_rank.size, -1, dtype=np.int64)
     for i in range(len(ranks)):
@@ -304,23 +321,18 @@ def build_graph(trace: Trace, phases: Sequence[pl.DataFrame]) -> Graph:
     # Messages.
     m = trace.messages
     offset = np.array(firsts, dtype=np.int64)
-    src = np.array([at[int(r)] for r in m.get_column("src")], dtype=np.int64)
-    dst = np.array([at[int(r)] for r in m.get_column("dst")], dtype=np.int64)
-    send = offset[src] + m.get_column("send_row").to_numpy() if m.height else np.zeros(0, dtype=np.int64)
-    recv = offset[dst] + m.get_column("recv_row").to_numpy() if m.height else np.zeros(0, dtype=np.int64)
+    send = offset[places(m.get_column("src"))] + m.get_column("send_row").to_numpy()
+    recv = offset[places(m.get_column("dst"))] + m.get_column("recv_row").to_numpy()
     act.send_of[send] = np.arange(send.size)
     act.recv_of[recv] = np.arange(recv.size)
     split = message_parts(m, trace.uncertainty_ns)
     waiting = split.filter(pl.col("transfer_ns") < pl.col("end_ns") - pl.col("ts_ns"))
-    for rank_no, row, start_ns, end_ns, moved in waiting.select(
-        "rank", "row", "ts_ns", "end_ns", "transfer_ns"
-    ).iter_rows():
-        act.waits[firsts[at[rank_no]] + row] = end_ns - start_ns - moved
+    row = offset[places(waiting.get_column("rank"))] + waiting.get_column("row").to_numpy()
+    act.waits[row] = waiting.select(pl.col("end_ns") - pl.col("ts_ns") - pl.col("transfer_ns")).to_series().to_numpy()
     # Control messages.
     c = trace.controls
     main = np.array(mains, dtype=np.int64)
-    c_src = np.array([mains[at[int(r)]] for r in c.get_column("src")], dtype=np.int64)
-    c_dst = np.array([mains[at[int(r)]] for r in c.get_column("dst")], dtype=np.int64)
+    c_src, c_dst = main[places(c.get_column("src"))], main[places(c.get_column("dst"))]
     stops: list[list[IntArray]] = []
     receive = [c_dst, c.get_column("recv_ts_ns").to_numpy(), c.get_column("recv_end_ns").to_numpy()]
     stops.append([*receive, np.full(c.height, STOP_RECEIVE), np.arange(c.height)])
@@ -350,12 +362,14 @@ def build_graph(trace: Trace, phases: Sequence[pl.DataFrame]) -> Graph:
     soon = np.full(s_end.size, NO_LIMIT)
     done, posted = c.get_column("recv_end_ns").to_numpy(), c.get_column("recv_ts_ns").to_numpy()
     begin = np.full(len(threads), np.iinfo(np.int64).max)
-    for (i, tid), thread_no in threads.items():
+    of_thread = np.searchsorted(s_thread, np.arange(len(threads) + 1))
+    for (i, tid), thread_no in sorted(threads.items()):  # by rank: its tables may have to be read from the store
         marks = _boundaries(trace, i, tid)
         if marks.size == 0:
             continue
         begin[thread_no] = marks[0]
-        own = np.flatnonzero((s_thread == thread_no) & (s_kind == STOP_COMMIT))
+        first, last = of_thread[thread_no : thread_no + 2]
+        own = first + np.flatnonzero(s_kind[first:last] == STOP_COMMIT)
         # The ends of the commits themselves are boundaries too: two sends are committed one after the other.
         marks = distinct(np.concatenate([marks, s_end[own]]))
         index = np.searchsorted(marks, s_end[own], side="left") - 1

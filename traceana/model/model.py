@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceana.model.blame import Blame, blame
-from traceana.model.states import DeviceStates, device_states
+from traceana.model.states import DeviceStates, all_states
 from traceana.model.trace import Trace
 
 __all__ = ["Model", "explain", "quantiles_ns"]
@@ -50,11 +50,7 @@ class Model:
 
 def explain(trace: Trace, progress: Callable[[str, int, int], None] | None = None) -> Model:
     """States and blame of `trace`. `progress` is told what is being done, for how many ranks, and of how many."""
-    states = {}
-    for done, rank in enumerate(trace.capture.ranks):
-        if progress is not None:
-            progress("account for every nanosecond", done, len(trace.ranks))
-        states[rank.info.rank] = device_states(rank, trace)
+    states = all_states(trace, progress)
     return Model(trace, states, blame(trace, states, progress))
 
 

@@ -46,7 +46,6 @@ class Moves:
             stop=replace(s, start=s.start.copy(), end=s.end.copy(), before=s.before.copy(), soon=s.soon.copy()),
             thread_begin=graph.thread_begin.copy(),
         )
-        self._first = np.searchsorted(a.rank, np.arange(n + 1))
         rank = graph.thread_rank
         self._threads, self._stops = Groups(rank, n), Groups(rank[s.thread], n)
         self._sent, self._received = Groups(rank[graph.control_src], n), Groups(rank[graph.control_dst], n)
@@ -75,7 +74,7 @@ class Moves:
 
     def _move(self, rank: int, by: int) -> None:
         g, a, s = self.graph, self.graph.activity, self.graph.stop
-        here = slice(self._first[rank], self._first[rank + 1])
+        here = a.of_rank(rank)
         a.start[here] += by
         a.end[here] += by
         called = a.call_start[here] != NEVER

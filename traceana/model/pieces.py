@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from traceana.arrays import narrow
 from traceana.intervals import IntArray, Intervals, intersect_pairs, union
 from traceana.model.chain import CAUSES, CODE
 
@@ -35,6 +36,11 @@ class Pieces:
         """The given rows, with some columns changed."""
         columns: dict[str, Any] = {f: changed.get(f, getattr(self, f)[rows]) for f in self.__slots__}
         return Pieces(**columns)
+
+    def kept(self) -> Pieces:
+        """The same in less memory."""
+        whole = ("lo", "hi", "crossed")
+        return Pieces(*(getattr(self, f) if f in whole else narrow(getattr(self, f)) for f in self.__slots__))
 
 
 def joined(parts: Sequence[Pieces]) -> Pieces:

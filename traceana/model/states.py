@@ -3,6 +3,7 @@ docs/concepts/attribution.md, section 2."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +15,9 @@ from traceana.model.kernel_classes import is_communication
 from traceana.model.trace import Trace
 from traceana.model.transfers import collective_parts, message_parts
 from traceana.tables import RankTables
+from traceana.tables.by_rank import ByRank
 
-__all__ = ["DeviceStates", "device_states"]
+__all__ = ["DeviceStates", "all_states"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,24 @@ def _owned(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def device_states(rank: RankTables, trace: Trace) -> DeviceStates:
-    """The states of `rank` over `trace.window`."""
+def all_states(trace: Trace, progress: Callable[[str, int, int], None] | None = None) -> dict[int, DeviceStates]:
+    """The states of every rank over `trace.window`. `progress` is told for how many ranks, and of how many."""
+    messages = ByRank(message_parts(trace.messages, trace.uncertainty_ns))
+    gathered = ByRank(collective_parts(trace.collectives, trace.uncertainty_ns))
+    forwards = ByRank(trace.forwards)
+    states: dict[int, DeviceStates] = {}
+    for done, rank in enumerate(trace.capture.ranks):
+        if progress is not None:
+            progress("account for every nanosecond", done, len(trace.ranks))
+        me = rank.info.rank
+        states[me] = _states(rank, trace, messages[me], gathered[me], forwards[me])
+    return states
+
+
+def _states(
+    rank: RankTables, trace: Trace, parts: pl.DataFrame, gathered: pl.DataFrame, forwards: pl.DataFrame
+) -> DeviceStates:
+    """The states of `rank`; `parts`, `gathered` and `forwards` are its messages, collectives and forwards."""
     me = rank.info.rank
     lo, hi = trace.window.start_ns, trace.window.end_ns
     device = rank.device.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
@@ -72,8 +90,6 @@ def device_states(rank: RankTables, trace: Trace) -> DeviceStates:
         text.replace_strict(dict(trace.kernel_class), default="other", return_dtype=pl.String).alias("kernel_class"),
     )
     compute = near.filter(~pl.col("communication")).select("ts_ns", "end_ns", "stream", "kernel_class")
-    parts = message_parts(trace.messages, trace.uncertainty_ns).filter(pl.col("rank") == me)
-    gathered = collective_parts(trace.collectives, trace.uncertainty_ns).filter(pl.col("rank") == me)
     p2p = near.filter(pl.col("collective").cast(pl.String).is_in(["send", "recv"]).fill_null(False))
     lone = p2p.join(parts.select("row"), on="row", how="anti")
     other = near.filter(pl.col("communication")).join(p2p.select("row"), on="row", how="anti")
@@ -138,7 +154,7 @@ def device_states(rank: RankTables, trace: Trace) -> DeviceStates:
     ).sort("ts_ns")
     rows = _merged(rows).with_columns(pl.lit(me, dtype=pl.Int32).alias("rank"))
     rows = rows.join_asof(
-        trace.forwards.filter(pl.col("rank") == me).select("visit", pl.col("ts_ns").alias("forward_ns"), pl.col("end_ns").alias("forward_end_ns")).sort("forward_ns"),
+        forwards.select("visit", pl.col("ts_ns").alias("forward_ns"), pl.col("end_ns").alias("forward_end_ns")).sort("forward_ns"),
         left_on="ts_ns", right_on="forward_ns", strategy="backward",
     ).with_columns(pl.when(pl.col("ts_ns") < pl.col("forward_end_ns")).then(pl.col("visit")).alias("visit"))  # fmt: skip
     resident = intersect(union(near.get_column("ts_ns").to_numpy(), near.get_column("end_ns").to_numpy()), window)

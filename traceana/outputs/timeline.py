@@ -28,6 +28,7 @@ from traceana.outputs.timeline_cluster import ClusterFrames, write_cluster
 from traceana.outputs.timeline_links import link_chains, link_forwards, link_messages
 from traceana.outputs.timeline_rank import Args, RankFrames, RankLabels, write_rank
 from traceana.outputs.timeline_slices import attribution_slices, slice_spans
+from traceana.tables.by_rank import ByRank
 from traceana.tables.capture import CaptureTables, RankInfo, RankTables
 
 __all__ = ["Args", "TimelineStats", "write_timeline"]
@@ -83,35 +84,31 @@ def write_timeline(
     name = _names(infos, stage)
     linked = link_forwards(forwards, visits, infos, stage)
     paired = link_messages(messages)
-    visits_of, forwards_of, states_of, stretches_of = map(_by_rank, (visits, linked, states, attribution))
-    sent_by, taken_by = _by_rank(paired, "src"), _by_rank(paired, "dst")
+    visits_of, forwards_of, states_of, stretches_of = map(ByRank, (visits, linked, states, attribution))
+    sent_by, taken_by = ByRank(paired, "src"), ByRank(paired, "dst")
     highest = max((i.rank for i in infos), default=0)
 
-    def stretches(rank: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-        return states_of.get(rank, states.clear()), stretches_of.get(rank, attribution.clear())
-
-    arrows = {} if chains is None else link_chains(chains, lambda rank: slice_spans(*stretches(rank)))
+    arrows = {} if chains is None else link_chains(chains, lambda r: slice_spans(states_of[r], stretches_of[r]))
 
     def cluster(packets: PacketSequence) -> None:
         span = _span(capture, window)
-        explained = {rank: stretches(rank)[1] for rank in states_of}
         shown = ClusterFrames(
-            forwards_of, states_of, explained, capture.gpu_samples, in_flight, stages_busy, span, window
+            forwards_of, states_of, stretches_of, capture.gpu_samples, in_flight, stages_busy, span, window
         )
         write_cluster(packets, shown, infos, name)
 
     def of_rank(packets: PacketSequence, *, tables: RankTables) -> None:
         rank = tables.info.rank
-        mine, why = stretches(rank)
+        mine, why = states_of[rank], stretches_of[rank]
         slices = attribution_slices(mine, why if events is None else events(why), name)
         if rank in arrows:
             numbered = slices.with_row_index("slice").join(arrows[rank], on="slice", how="left", maintain_order="left")
             slices = numbered.drop("slice")
         frames = RankFrames(
-            visits=visits_of.get(rank, visits.clear()),
-            forwards=forwards_of.get(rank, linked.clear()),
-            sent=sent_by.get(rank, paired.clear()),
-            received=taken_by.get(rank, paired.clear()),
+            visits=visits_of[rank],
+            forwards=forwards_of[rank],
+            sent=sent_by[rank],
+            received=taken_by[rank],
             attribution=slices,
             classes=mine.filter((pl.col("state") == "busy") & pl.col("kernel_class").is_not_null()),
         )
@@ -168,17 +165,6 @@ def _written(made: Sequence[tuple[int, Make]], write: Write) -> TimelineStats:
         bytes_written=total,
         losses=losses,
     )
-
-
-def _by_rank(frame: pl.DataFrame, key: str = "rank") -> dict[int, pl.DataFrame]:
-    """The rows of each rank; parts of `frame` itself where it is in their order."""
-    column = frame.get_column(key)
-    if not column.is_sorted():
-        parts = frame.partition_by(key, as_dict=True, maintain_order=True)
-        return {int(rank): part for (rank,), part in parts.items()}
-    runs = column.rle().struct.unnest()
-    first = runs.get_column("len").cum_sum() - runs.get_column("len")
-    return {rank: frame.slice(at, n) for rank, at, n in zip(runs["value"], first, runs["len"], strict=True)}
 
 
 def _opened(path: Path, *, compressed: bool) -> Any:

@@ -10,6 +10,7 @@ import polars as pl
 from traceana.outputs.perfetto_packets import PacketSequence, counter_track, root_track, track
 from traceana.outputs.timeline_links import pipeline_flows
 from traceana.outputs.timeline_slices import bubbles, micro_batch_slices, name_bubbles
+from traceana.tables.by_rank import ByRank
 from traceana.tables.capture import RankInfo
 
 __all__ = ["ClusterFrames", "write_cluster"]
@@ -29,9 +30,9 @@ class ClusterFrames:
     GPU_SAMPLES; `in_flight` and `stages_busy` as steps (ts_ns, count); first start and last end of everything, and the
     analysed window (ns)."""
 
-    forwards: Mapping[int, pl.DataFrame]
-    states: Mapping[int, pl.DataFrame]
-    attribution: Mapping[int, pl.DataFrame]
+    forwards: ByRank
+    states: ByRank
+    attribution: ByRank
     gpu_samples: pl.DataFrame
     in_flight: pl.DataFrame | None
     stages_busy: pl.DataFrame | None
@@ -65,8 +66,8 @@ def write_cluster(
         about = "Forwards of every stage (a colour is a micro-batch), and why it idles"
         packets.describe(track(pipeline, "Pipeline", parent=top, rank=1, explicit=True, description=about))
         for place, info in enumerate(infos):
-            rows = frames.forwards.get(info.rank)
-            if rows is not None:
+            rows = frames.forwards[info.rank]
+            if rows.height:
                 lanes = _lanes(packets, uuids.__next__, name[info.rank], pipeline, place)
                 both = [micro_batch_slices(packets, rows).with_columns(pipeline_flows(rows))]
                 if info.rank in frames.states:

@@ -62,7 +62,7 @@ class Table:
             if column.name not in raw.columns:
                 if not column.nullable:
                     raise SchemaError(f"table {self.name} lacks the column {column.name}", hint="report this as a bug")
-                out.append(pl.Series(column.name, [None] * raw.height, dtype=column.dtype))
+                out.append(pl.Series(column.name, [], dtype=column.dtype).clear(raw.height))
                 continue
             series = raw.get_column(column.name)
             if series.dtype != column.dtype:

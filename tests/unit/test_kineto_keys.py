@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceana.sources.kineto_events import Events
+from traceana.sources.kineto_events import NULL, Events
 from traceana.sources.kineto_fast import parse_plain
 from traceana.sources.kineto_index import NotPlain
 from traceana.sources.kineto_keys import parse_keys
@@ -40,7 +40,7 @@ def same(one: Events, two: Events) -> None:
     assert (one.talks, one.metadata, one.unused, one.lost) == (two.talks, two.metadata, two.unused, two.lost)
 
 
-PLAIN = [
+PLAIN: list[kf.Event] = [
     event
     for n in range(30)
     for event in (
@@ -59,6 +59,27 @@ def test_every_layout_of_a_writer_is_taken(layout: str) -> None:
     same(found, expected)
     assert found.size == 90
     assert found.unused == {"phase s": 30, "category python_function": 30}
+
+
+def test_a_stretch_of_events_that_no_table_needs_gives_none() -> None:
+    unneeded = [event for event in PLAIN if event["ph"] == "s" or event.get("cat") == "python_function"]
+    found, expected = both(unneeded, "kineto")
+    same(found, expected)
+    assert (found.size, found.unused.total()) == (0, 60)
+
+
+@pytest.mark.parametrize("layout", kf.LAYOUTS)
+def test_a_key_that_ends_as_a_needed_one_is_another(layout: str) -> None:
+    """Only the last eight bytes of a long key are compared with those of the event that its shape was learned from."""
+    events = [dict(event) for event in PLAIN]
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    for n, key in enumerate(["decorrelation", "an External id", "un finished", "Collective Collective name"], 3):
+        kernels[n]["args"] = {key: 77, **kernels[n]["args"]}
+    kernels[9]["args"] = {f"de{key}": value for key, value in kernels[9]["args"].items()}
+    found, expected = both(events, layout)
+    same(found, expected)
+    correlations = found.columns["correlation"][found.columns["kind"] == 0].tolist()
+    assert correlations == [NULL if n == 9 else n for n in range(30)]
 
 
 NAMES = st.sampled_from(
@@ -113,7 +134,7 @@ def test_strings_are_told_apart_and_come_back(texts: list[str]) -> None:
 
 
 def test_strings_with_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("traceana.sources.kineto_words._MIX", np.zeros(64, dtype=np.uint64))
+    monkeypatch.setattr("traceana.sources.kineto_words._MIX", np.zeros(3, dtype=np.uint64))
     buffer = PAD + b"x" * 30 + b"y" * 30 + b"x" * 20 + b"z" * 10 + PAD
     start = np.array([0, 30, 60, 0], dtype=np.int64) + SLACK
     found, place = different(buffer, word_view(buffer), start, start + 30)

@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceana.sources.kineto_events import INTS, MAX_DURATION, MAX_TIME, NULL, Events
+from traceana.sources.kineto_events import MAX_DURATION, MAX_TIME, NULL, Events
 from traceana.sources.kineto_fast import FALSE, METADATA, SPAN, TRUE, kinds_at, with_odd
 from traceana.sources.kineto_index import Literal, NotPlain
+from traceana.sources.kineto_shapes import HEAD, INT_COLUMNS, shapes
 from traceana.sources.kineto_words import (
     SLACK,
     Bools,
@@ -38,7 +39,7 @@ from traceana.sources.kineto_words import (
 
 __all__ = ["parse_keys"]
 
-_QUOTE, _OPEN, _COLON, _SPACE, _BACKSLASH = b'"{: \\'
+_QUOTE, _OPEN, _COLON, _SPACE, _BACKSLASH, _H = b'"{: \\h'
 _CAT, _NAME, _PID, _TID, _TS, _DUR, _ARGS = range(1, 8)  # the place of each key in an event; ph is 0
 _BETWEEN = re.compile(rb"\}(\s*)(\}\s*,\s*\{\s*)\Z")
 _LONGEST = 256  # what may stand between two events
@@ -48,38 +49,33 @@ _ODD = 0.05  # the share of events of a stretch that may be out of the ordinary
 
 
 class _Key:
-    """A key to compare with: the eight bytes that its closing quote ends, and the whole of it."""
+    """A key of at most eight bytes, quotes and all, to compare with the eight bytes that its closing quote ends."""
 
     def __init__(self, name: str) -> None:
         data = f'"{name}"'.encode()
-        free = 8 * max(8 - len(data), 0)
-        self.word = np.uint64(int.from_bytes(data[-8:], "little") << free)
+        free = 8 * (8 - len(data))
+        self.word = np.uint64(int.from_bytes(data, "little") << free)
         self.mask = np.uint64((1 << 64) - (1 << free))
-        self.whole = Literal.of(f'"{name}"')
-        self.length = len(data)
 
-    def ends(self, tails: Words) -> Bools:
-        """Where the key, or one with the same end, stands."""
-        found: Bools = (tails & self.mask if self.length < 8 else tails) == self.word
+    def stands(self, words: Words, quotes: Positions) -> Bools:
+        """Whether the key is closed by each of `quotes`."""
+        found: Bools = (words[quotes - 7] & self.mask) == self.word
         return found
 
 
-_PH, _HEAD = _Key("ph"), [_Key(name) for name in ("cat", "name", "pid", "tid", "ts", "dur")]
-_ARGS_KEY = _Key("args")
-_WANTED = {name: _Key(name) for name in (*INTS, "finished", "Collective name")}
+_KEYS = [_Key(name) for name in HEAD]
 
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Where the keys of a stretch are: the closing quote of each (`key`) and the eight bytes up to it (`tail`); a value
-    starts `value` bytes behind that quote. For each event: its first key (`first`, and the number of keys as a last
-    entry), its brace (`start`), the byte after it (`stop`), the braces that open in it (`opened`), and whether its last
-    two objects close together (`inner`). That every event is followed by just one comma is proven."""
+    """Where the keys of a stretch are: the closing quote of each (`key`); a value starts `value` bytes behind it. For
+    each event: its first key (`first`, and the number of keys as a last entry), its brace (`start`), the byte after it
+    (`stop`), the braces that open in it (`opened`), and whether its last two objects close together (`inner`). That
+    every event is followed by just one comma is proven."""
 
     text: Bytes
     words: Words
     key: Positions
-    tail: Words
     value: int
     first: Positions
     start: Positions
@@ -103,45 +99,46 @@ def parse_keys(buffer: bytes, start: int, stop: int, offset: int = 0) -> Events:
     odd = (phase == 0) | (phase == METADATA)
     spans = np.flatnonzero(phase == SPAN)
     first = s.first[spans]
-    laid_out = s.first[spans + 1] - first > _DUR
-    for place, key in enumerate(_HEAD, 1):
-        laid_out &= key.ends(s.tail[np.minimum(first + place, s.tail.size - 1)])
-    if not laid_out.all():
-        odd[spans[~laid_out]] = True
-        spans, first = spans[laid_out], first[laid_out]
-    kind = kinds_at(s.words, s.values(first + _CAT))
+    said = _said(s, spans, slice(_CAT, _NAME))
+    kind = np.full(spans.size, -1, dtype=np.int64)
+    kind[said] = kinds_at(s.words, s.values(first[said] + _CAT))
     used = kind >= 0
+    others = spans[~used]
+    odd[others[~_said(s, others, slice(_CAT, None))]] = True
     plain = s.opened == np.where(s.inner, 2, 1)
     plain[spans[used]] = True  # braces in their names are looked at below
     odd |= ~plain
     if buffer.find(b"\\", start, stop) >= 0:
         escapes = np.flatnonzero(s.text[start:stop] == _BACKSLASH) + start
         odd |= np.diff(np.searchsorted(escapes, np.append(s.start, stop))) > 0
-    if np.count_nonzero(odd) > _ODD * odd.size + 1:
-        raise NotPlain("many events are out of the ordinary")
-    unused = _unused(s, buffer, phase, spans[~used], odd)
-    rows, first, kind = spans[used], first[used], kind[used]
+    _check_odd(odd)
+    unused = _unused(s, buffer, phase, others, odd)
+    rows, kind = spans[used], kind[used]
+    rows, columns = _read_integers(s, buffer, rows, {"kind": kind.astype(np.uint8)}, odd)
+    first = s.first[rows]
 
     name_from, name_to = s.values(first + _NAME) + 1, _string_ends(s, buffer, first + _PID, "pid")
     good = (name_to >= name_from) & (s.text[name_from - 1] == _QUOTE)
     names, good_names, braces = _names(s, buffer, name_from, np.maximum(name_to, name_from))
     good &= good_names
-    columns: dict[str, npt.NDArray[Any]] = {"kind": kind.astype(np.uint8)}
-    good &= _closed(s, rows, first, braces)
+    good &= s.opened[rows] == braces + 1 + s.inner[rows]
     _read_times(s, first, columns, good)
-    good &= ~_read_integers(s, rows, first, columns, good)
     good &= ~odd[rows]
     if not good.all():
         odd[rows[~good]] = True
+        _check_odd(odd)
         rows, names = rows[good], names.filter(good)
         columns = {name: values[good] for name, values in columns.items()}
     events = Events(columns, names, unused=unused)
     left = np.flatnonzero(odd)
-    if left.size > _ODD * odd.size + 1:
-        raise NotPlain("many events are out of the ordinary")
     return (
         with_odd(events, s.start[rows] + offset, buffer, s.start[left], s.stop[left], offset) if left.size else events
     )
+
+
+def _check_odd(odd: Bools) -> None:
+    if np.count_nonzero(odd) > _ODD * odd.size + 1:
+        raise NotPlain("many events are out of the ordinary")
 
 
 def _stretch(buffer: bytes, start: int, stop: int) -> _Stretch:
@@ -154,8 +151,8 @@ def _stretch(buffer: bytes, start: int, stop: int) -> _Stretch:
     ends &= here[1:] == _COLON
     key = np.flatnonzero(ends)
     key += start
-    tail = words[key - 7]
-    first = np.flatnonzero(_PH.ends(tail))
+    first = np.flatnonzero(text[key - 1] == _H)  # few keys end so
+    first = first[_KEYS[0].stands(words, key[first])]
     if first.size < 2 or first[0] != 0 or not _START.fullmatch(buffer, start, int(key[0]) - 2):
         raise NotPlain("events do not begin with ph")
     quote = key[first] - 3
@@ -177,7 +174,6 @@ def _stretch(buffer: bytes, start: int, stop: int) -> _Stretch:
         text=text,
         words=words,
         key=key,
-        tail=tail,
         value=2 + (int(text[key[0] + 2]) == _SPACE),
         first=np.append(first, key.size),
         start=begin[:-1],
@@ -208,10 +204,10 @@ def _phases(s: _Stretch) -> Bytes:
 def _unused(s: _Stretch, buffer: bytes, phase: Bytes, spans: Positions, odd: Bools) -> Counter[str]:
     """Counts of what no table holds: `spans` by category, everything else by phase."""
     unused: Counter[str] = Counter()
-    sound = np.bincount(phase[~odd], minlength=256).tolist()
-    for code, count in enumerate(sound):
-        if count and code != SPAN:
-            unused[f"phase {chr(code)}"] += count
+    sound = np.bincount(phase[~odd], minlength=256)
+    for code in np.flatnonzero(sound).tolist():
+        if code != SPAN:
+            unused[f"phase {chr(code)}"] += int(sound[code])
     spans = spans[~odd[spans]]
     if spans.size:
         first = s.first[spans]
@@ -245,18 +241,6 @@ def _names(s: _Stretch, buffer: bytes, start: Positions, stop: Positions) -> tup
     return as_categorical(texts, place), good[place], braces[place]
 
 
-def _closed(s: _Stretch, rows: Positions, first: Positions, braces: Positions) -> Bools:
-    """Whether the event ends where its layout says: behind the duration, or with the object args as its last value."""
-    inner = s.inner[rows]
-    count = s.first[rows + 1] - first
-    reaches = inner & (count > _ARGS)
-    at = np.where(reaches, first + _ARGS, first)  # without args any key will do
-    has_args = reaches & _ARGS_KEY.ends(s.tail[at]) & (s.text[s.values(at)] == _OPEN)
-    closed: Bools = np.where(inner, has_args, count == _ARGS)
-    closed &= s.opened[rows] == braces + 1 + inner
-    return closed
-
-
 def _read_times(s: _Stretch, first: Positions, columns: dict[str, npt.NDArray[Any]], good: Bools) -> None:
     n = first.size
     at = s.values(np.concatenate((first + _TS, first + _DUR)))
@@ -267,48 +251,49 @@ def _read_times(s: _Stretch, first: Positions, columns: dict[str, npt.NDArray[An
 
 
 def _read_integers(
-    s: _Stretch, rows: Positions, first: Positions, columns: dict[str, npt.NDArray[Any]], good: Bools
-) -> Bools:
-    """Process, thread, the arguments that are integers (NULL where an event lacks one), and whether it was finished.
-    Returns which rows carry a message; clears `good` where an argument stands twice or is not plain."""
-    n = rows.size
-    row_of, begin = np.full(s.start.size, -1, dtype=np.int64), np.full(s.start.size, s.key.size, dtype=np.int64)
-    row_of[rows], begin[rows] = np.arange(n), first + _ARGS
-    event_of = np.repeat(np.arange(s.start.size), np.diff(s.first))
-    keys, owners = [first + _PID, first + _TID], [np.arange(n)] * 2
-    talks, finished = np.zeros(n, dtype=np.bool_), np.ones(n, dtype=np.bool_)
-    for name, key in _WANTED.items():
-        found = np.flatnonzero(key.ends(s.tail))
-        if key.length > 8 and found.size:
-            found = found[key.whole.at(s.words, s.key[found] - key.length + 1)]
-        event = event_of[found]
-        inside = found > begin[event]
-        if not inside.all():
-            found, event = found[inside], event[inside]
-        row = row_of[event]
-        if row.size > 1 and not (row[1:] > row[:-1]).all():
-            good &= np.bincount(row, minlength=n) <= 1
-        if name == "Collective name":
-            talks[row] = True
-        elif name == "finished":
-            at = s.values(found)
+    s: _Stretch, buffer: bytes, rows: Positions, columns: dict[str, npt.NDArray[Any]], odd: Bools
+) -> tuple[Positions, dict[str, npt.NDArray[Any]]]:
+    """Those of `rows` that are laid out as they should be, and their `columns`, to which are added process, thread, the
+    arguments that are integers (NULL where an event lacks one), and whether it was finished. The others are odd."""
+    n, first = rows.size, s.first[rows]
+    good, finished = np.zeros(n, dtype=np.bool_), np.ones(n, dtype=np.bool_)
+    grid = np.full(len(INT_COLUMNS) * n, NULL, dtype=np.int64)
+    keys, cells = [first[:0]], [first[:0]]
+    for shape, members in shapes(buffer, s.words, s.key, first, s.first[rows + 1] - first):
+        if not shape.plain:
+            continue
+        good[members] = s.inner[rows[members]] == shape.args
+        begin = first[members]
+        if shape.args:
+            good[members] &= s.text[s.values(begin + _ARGS)] == _OPEN
+        if shape.finished >= 0:
+            at = s.values(begin + shape.finished)
             no, yes = FALSE.at(s.words, at), TRUE.at(s.words, at)
-            finished[row[no]] = False
-            good[row[~(no | yes)]] = False
-        else:
-            keys.append(found)
-            owners.append(row)
+            finished[members[no]] = False
+            good[members] &= no | yes
+        keys += [begin + place for _, place in shape.wanted]
+        cells += [members + column * n for column, _ in shape.wanted]
     value, ok = integers(s.text, s.words, s.values(np.concatenate(keys)))
-    split = np.cumsum([part.size for part in keys])[:-1]
-    for name, owner, part, sound in zip(
-        ("pid", "tid", *INTS.values()), owners, np.split(value, split), np.split(ok, split), strict=True
-    ):
-        if owner.size == n:
-            columns[name] = part  # every row has it, in order
-        else:
-            columns[name] = np.full(n, NULL, dtype=np.int64)
-            columns[name][owner] = part
-        if not sound.all():
-            good[owner[~sound]] = False
-    columns["finished"] = finished
-    return talks
+    cell = np.concatenate(cells)
+    grid[cell] = value
+    if not ok.all():
+        good[cell[~ok] % n] = False
+    columns = {
+        **columns,
+        **dict(zip(INT_COLUMNS, grid.reshape(len(INT_COLUMNS), n), strict=True)),
+        "finished": finished,
+    }
+    if not good.all():
+        odd[rows[~good]] = True
+        _check_odd(odd)
+        rows, columns = rows[good], {name: values[good] for name, values in columns.items()}
+    return rows, columns
+
+
+def _said(s: _Stretch, spans: Positions, which: slice) -> Bools:
+    """Which of the events `spans` have those keys of the head at their places."""
+    first = s.first[spans]
+    said: Bools = s.first[spans + 1] - first > _DUR
+    for place in range(len(HEAD))[which]:
+        said &= _KEYS[place].stands(s.words, s.key[np.minimum(first + place, s.key.size - 1)])
+    return said

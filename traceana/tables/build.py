@@ -36,7 +36,7 @@ Ints = npt.NDArray[np.int64]
 
 EPOCH_NS = 10**18  # 2001-09-09: every epoch time is larger, and no time since a base is
 MAX_BASE_NS = 22 * 10**17  # 2039
-_KINDS = np.array(["kernel", "memcpy", "memset"])
+_KINDS = ["kernel", "memcpy", "memset"]
 _EXPECTED = {"phase s", "phase f", "phase t", "phase i", "phase I", "category Trace", "category python_function"}
 _RANGES = 3  # byte ranges a loss names
 
@@ -96,11 +96,9 @@ class _Parts:
     def device(self, info: RankInfo) -> pl.DataFrame:
         rows = self._sorted(np.flatnonzero(self._kind <= MEMSET))
         frame = self._frame(rows, gpu=True, ordered=True)
-        kinds = pl.Series("kind", _KINDS[self._kind[rows]], dtype=pl.String())
-        frame = frame.with_columns(kinds.cast(pl.Categorical()))
+        frame = frame.with_columns(pl.Series("kind", _KINDS, dtype=pl.Categorical())[self._kind[rows]])
         gpu = self._frame(np.flatnonzero(self._kind == GPU_ANNOTATION), gpu=True)
-        ops = self._frame(np.flatnonzero(self._kind == OP), gpu=False)
-        return schema.DEVICE.frame(frame.hstack(message_columns(self._events, rows, frame, gpu, ops, info)))
+        return schema.DEVICE.frame(frame.hstack(message_columns(self._events, rows, frame, gpu, info)))
 
     def _sorted(self, rows: Ints) -> Ints:
         """`rows` by start, longer first on ties, then as in the file."""

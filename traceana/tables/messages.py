@@ -20,19 +20,21 @@ _COLUMNS = [name for name, _ in COMMUNICATION.values()]
 
 
 def message_columns(
-    events: Events, rows: Ints, device: pl.DataFrame, spans: pl.DataFrame, ops: pl.DataFrame, info: RankInfo
+    events: Events, rows: Ints, device: pl.DataFrame, spans: pl.DataFrame, info: RankInfo
 ) -> pl.DataFrame:
     """The message columns of the device activities `rows` of `events`, one row each; `device` are those activities,
-    `spans` the annotations on the streams and `ops` the CPU ops, all with the schema's names and times."""
+    `spans` the annotations on the streams, both with the schema's names and times."""
     said = communication_frame(events.talks)
     by_row = np.full(events.size, -1, dtype=np.int64)
     by_row[said.get_column("row").to_numpy()] = np.arange(said.height)
     found = _gather(said.drop("row"), by_row[rows])
     if not device.height:
         return found
-    nccl = device.select(pl.col("name").cast(pl.String()).str.contains(_NCCL)).to_series()
-    silent = np.flatnonzero((nccl & found.get_column("collective").is_null()).to_numpy())
-    if not silent.size:
+    names = device.get_column("name")
+    different = names.unique()
+    nccl = different.filter(different.cast(pl.String()).str.contains(_NCCL))
+    silent = np.flatnonzero((names.is_in(nccl) & found.get_column("collective").is_null()).to_numpy())
+    if not silent.size or not (said.height or spans.height):
         return found
     kernels = device[silent].select("ts_ns", "device", "stream", "external_id").with_columns(at=pl.Series(silent))
     from_ops = _from_ops(events, said, kernels)

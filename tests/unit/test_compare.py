@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import polars as pl
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traceana.compare import compare
+from traceana.compare.layout import Layout, layout_of
 from traceana.compare.side import COMPONENTS, Side, measure_side, merge_sides
 from traceana.errors import ModelError
 
@@ -91,6 +93,32 @@ def test_a_side_is_the_window_of_the_rank_that_computes_most() -> None:
     # The mean of the log is 965 tokens per second.
     assert found.measured_ns is not None and round(1e9 / found.measured_ns) == 965
     assert max(found.kernels, key=lambda k: found.kernels[k]).startswith("nccl")
+
+
+def test_one_way_of_spreading_against_another() -> None:
+    a = replace(side({"busy: moe": 700, "idle: host_launch": 300}), layout=Layout(pp=2, clients=32))
+    b = replace(side({"busy: moe": 600, "busy: collective": 90, "transfer": 10}), layout=Layout(tp=2, clients=32))
+    assert compare([a], [replace(b, layout=a.layout)]).spread is None
+    found, back = compare([a], [b]).spread, compare([b], [a]).spread
+    assert found is not None and back is not None
+    assert found["title"] == back["title"] == "TP2 serves 43% more than PP2 here"
+    text = "\n".join(cast("list[str]", found["evidence"]))
+    assert "of a token in PP2 (rank 0, profiled): computing 700 ns, idle 300 ns" in text
+    assert "of a token in TP2 (rank 0, profiled): computing 600 ns, collectives 90 ns, transfers 10 ns" in text
+    assert "like with like" not in text
+    # On twice the GPUs the same is no gain, and another load is said.
+    four = compare([a], [replace(b, layout=Layout(tp=4, ep=4, clients=16))]).spread
+    assert four is not None and four["title"] == "PP2 serves 40% more for each GPU than TP4 EP4 here"
+    assert any("32 and 16 requests" in e for e in cast("list[str]", four["evidence"]))
+    near = compare([a], [replace(side({"busy: moe": 980}), layout=Layout(tp=2))]).spread
+    assert near is not None and near["title"] == "PP2 and TP2 serve the same, within noise of 6%"
+
+
+def test_the_layout_comes_from_the_facts_else_from_the_ranks() -> None:
+    server = {"pp_size": 2, "tp_size": 4, "dp_size": 1, "arguments": {"ep_size": 4}, "clients": {"concurrency": 8}}
+    assert layout_of({"server": server, "stages": [{}] * 8}) == Layout(2, 4, 1, 4, 8)
+    assert layout_of({"server": {}, "pipeline": {"pp_size": 2}, "stages": [{}] * 8}) == Layout(2, 4)
+    assert (Layout(2, 4, 1, 4).words, Layout().words, Layout(tp=2, dp=2).gpus) == ("PP2 TP4 EP4", "one GPU", 2)
 
 
 def test_forwards_without_tokens_are_an_error_not_a_longer_token() -> None:

@@ -134,16 +134,6 @@ def facts(folder: Path, **changed: object) -> dict[str, object]:
     return document(folder, "plain") | changed
 
 
-def ids(found: Mapping[str, object]) -> set[str]:
-    return {f.id for f in find(found)}
-
-
-def test_graphs_captured_while_serving(folder: Path) -> None:
-    graphs = [{**row, "captures": 2} for row in document(folder, "plain")["cuda_graph"]]
-    assert all(row["captures"] == 0 for row in document(folder, "plain")["cuda_graph"])
-    assert "cuda_graphs_recaptured" in ids(facts(folder, cuda_graph=graphs))
-
-
 def test_a_batch_above_the_captured_sizes(folder: Path) -> None:
     plain = document(folder, "plain")
     eager = [
@@ -154,27 +144,6 @@ def test_a_batch_above_the_captured_sizes(folder: Path) -> None:
     missed = next(f for f in found if f.id == "cuda_graphs_off")
     assert missed.title == "CUDA graphs missed: micro-batches of 8 are above the largest captured size 4"
     assert missed.action == "--cuda-graph-max-bs-decode 8"
-
-
-def test_a_gpu_that_clocks_lower_and_computes_longer(folder: Path) -> None:
-    plain = document(folder, "plain")
-    slow = max(plain["model"]["per_stage"], key=lambda s: s["t_ns"])["rank"]
-    gpus = [
-        {**g, "clocks_mhz": {"p50": 1200.0 if g["rank"] == slow else 1980.0}, "power_w": {"p50": 690.0, "limit": 700.0}}
-        for g in plain["gpu"]
-    ]
-    found = next(f for f in find(facts(folder, gpu=gpus)) if f.id == "straggling_gpu")
-    assert found.rank == slow
-    assert any("690 W of a limit of 700 W" in e for e in found.evidence)
-    same = [{**g, "clocks_mhz": {"p50": 1980.0}} for g in gpus]
-    assert "straggling_gpu" not in ids(facts(folder, gpu=same))
-
-
-def test_kv_memory_that_keeps_requests_waiting(folder: Path) -> None:
-    plain = document(folder, "plain")
-    server = {**plain["server"], "queue": {"p50": 5}, "kv": {"token_usage": 0.97, "capacity": 1000}}
-    assert "kv_memory" in ids(facts(folder, server=server))
-    assert "kv_memory" not in ids(plain)
 
 
 def test_layers_go_where_they_take_least_time() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from pathlib import Path
+from typing import cast
 
 import click
 
@@ -102,6 +103,7 @@ def _text(c: Comparison) -> str:
         f"Throughput {1e9 / before:,.0f} -> {1e9 / after:,.0f} tokens/s ({before / after - 1:+.1%}); source:",
         f"{c.source}.",
         f"A token takes {before:,} -> {after:,} ns ({after / before - 1:+.1%}): {verdict} noise of {c.noise:.1%}.",
+        *_spread(c),
         "",
         f"{'Why, in ns per token':<66}{'change':>14}",
     ]
@@ -126,6 +128,15 @@ def _text(c: Comparison) -> str:
         for text in side.findings[:FINDINGS] or ("nothing found",):
             lines += textwrap.wrap(text, 80, initial_indent="- ", subsequent_indent="  ")
     return plain_lines("\n".join(lines)) + "\n"
+
+
+def _spread(c: Comparison) -> list[str]:
+    if c.spread is None:
+        return []
+    lines = ["", *textwrap.wrap(f"{c.spread['title']}.", 80)]
+    for text in cast("list[str]", c.spread["evidence"]):
+        lines += textwrap.wrap(text, 80, initial_indent="- ", subsequent_indent="  ")
+    return lines
 
 
 def _row(name: str, before: int, after: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from traceana.compare.layout import spread_finding
 from traceana.compare.side import COMPONENTS, Side, merge_sides
 
 __all__ = ["NOISE", "PROFILER", "Comparison", "compare"]
@@ -24,6 +25,7 @@ class Comparison:
     the change, exactly. `PROFILER` is what a token takes more outside the profile than in it. `split`: the same change in
     three: other batch size at the baseline's time per forward, other time per forward, and the profiler's part.
     `metrics`: name -> (baseline, candidate, change as a share). `noise`: share below which a change means nothing.
+    `spread`: what is to be said where the sides are spread over their GPUs in other ways, else None.
     """
 
     baseline: Side
@@ -36,6 +38,7 @@ class Comparison:
     metrics: Mapping[str, tuple[float | None, float | None, float | None]]
     noise: float
     significant: bool
+    spread: Mapping[str, object] | None = None
 
     def as_json(self) -> dict[str, object]:
         """The document of `traceana diff --json`."""
@@ -50,6 +53,7 @@ class Comparison:
             "metrics": {name: {"baseline": b, "candidate": c, "change": x} for name, (b, c, x) in self.metrics.items()},
             "noise": self.noise,
             "significant": self.significant,
+            "spread": None if self.spread is None else dict(self.spread),
         }
 
 
@@ -65,6 +69,7 @@ def _side(side: Side) -> dict[str, object]:
         "forwards": side.forwards,
         "tokens": side.tokens,
         "findings": list(side.findings),
+        "layout": side.layout.words,
     }
 
 
@@ -112,6 +117,7 @@ def compare(baseline: Sequence[Side], candidate: Sequence[Side]) -> Comparison:
         metrics,
         noise,
         abs(after / before - 1) > noise,
+        spread_finding(a, b, (before, after), noise),
     )
 
 

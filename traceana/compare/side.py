@@ -8,6 +8,7 @@ from typing import cast
 
 import polars as pl
 
+from traceana.compare.layout import ONE_GPU, Layout, layout_of
 from traceana.errors import ModelError
 from traceana.model.chain import CAUSES
 from traceana.model.kernel_classes import CLASSES
@@ -38,6 +39,7 @@ class Side:
     kernels: Mapping[str, int]
     metrics: Mapping[str, float | None]
     findings: tuple[str, ...]
+    layout: Layout = ONE_GPU
 
     @property
     def profiled_ns(self) -> int:
@@ -84,12 +86,14 @@ def measure_side(name: str, model: Model, document: Mapping[str, object]) -> Sid
             "period": _number(document, "model", "measured_period_ns"),
         },
         tuple(str(f["title"]) for f in cast("list[Mapping[str, object]]", document["findings"])),
+        layout_of(document),
     )
 
 
 def merge_sides(sides: Sequence[Side]) -> Side:
     """Several captures of one configuration as one side: means, rounded down part by part so that parts still add up;
-    window, forwards and tokens are sums; what one of them lacks is unknown. Rank and findings are the first one's."""
+    window, forwards and tokens are sums; what one of them lacks is unknown. Rank, findings and
+    layout are the first one's."""
     first = sides[0]
     if len(sides) == 1:
         return first
@@ -106,6 +110,7 @@ def merge_sides(sides: Sequence[Side]) -> Side:
         kernels,
         {k: _mean([s.metrics[k] for s in sides]) for k in first.metrics},
         first.findings,
+        first.layout,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from traceana.findings.facts import Facts
 from traceana.findings.finding import Draft, Finding
 from traceana.findings.rules_host import RULES as HOST
+from traceana.findings.rules_machine import RULES as MACHINE
 from traceana.findings.rules_pipe import RULES as PIPE
 from traceana.findings.rules_stage import RULES as STAGE
 
@@ -27,7 +28,7 @@ def find(document: Mapping[str, object], predict: Predict | None = None) -> list
     None.
     """
     facts = Facts(document)
-    drafts = [d for rule in (*PIPE, *STAGE, *HOST) for d in rule(facts)]
+    drafts = [d for rule in (*PIPE, *STAGE, *MACHINE, *HOST) for d in rule(facts)]
     asked: list[tuple[Draft, str, tuple[str, ...]]] = []
     for draft in drafts:
         if draft.changes:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Draft", "Finding"]
+__all__ = ["FLOOR", "Draft", "Finding"]
+
+# A finding below this share of the window is noise to the reader: identical runs differ by more.
+FLOOR = 0.03
 
 
 @dataclass(frozen=True, slots=True)

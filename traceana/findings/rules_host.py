@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from traceana.findings.facts import Facts, Row, ms, number, percent
-from traceana.findings.finding import Draft
-from traceana.findings.rules_stage import FLOOR
+from traceana.findings.finding import FLOOR, Draft
 
 __all__ = ["RULES", "held_up", "host_bound", "slow_host", "slow_span"]
 

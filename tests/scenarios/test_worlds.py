@@ -125,6 +125,22 @@ def test_every_nanosecond_has_its_true_cause_and_root(name: str, folder: Path) -
     assert details.height == 0, details
 
 
+@pytest.mark.parametrize("name", ["pp4_mixed", "pp8_decode"])
+def test_messages_that_cross_the_edge_of_the_traces_are_no_warning(name: str, folder: Path) -> None:
+    world(name, folder)
+    capture = read_capture(folder / name, cache=False)
+    found = match(capture)
+    assert found.losses.filter(pl.col("severity") != "info").height == 0
+    assert found.losses.filter(name="p2p_unmatched_edge").height > 0
+    # One send less in mid-trace is one.
+    first = capture.ranks[0]
+    sends = first.device.with_row_index("row").filter(pl.col("collective").cast(pl.String) == "send")
+    gone = int(sends.get_column("row")[sends.height // 2])
+    fewer = first.device.with_row_index("row").filter(pl.col("row") != gone).drop("row")
+    damaged = replace(capture, ranks=(replace(first, device=schema.DEVICE.frame(fewer)), *capture.ranks[1:]))
+    assert match(damaged).losses.filter(name="p2p_unmatched", severity="warning").get_column("count").to_list() == [1]
+
+
 def test_without_a_log_or_metrics_nothing_tells_why_a_slot_is_empty(folder: Path) -> None:
     world("pp2_one_slot", folder)
     table = exact_model(folder / "pp2_one_slot" / "trace").blame.attribution.filter(pl.col("cause") == "no_work")

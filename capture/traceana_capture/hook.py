@@ -311,10 +311,13 @@ def plugin() -> None:
     set."""
     if not os.environ.get(ENVIRONMENT):
         return
-    if os.environ.get(nvtx.ENVIRONMENT):
-        nvtx.install()
     registry: Any = importlib.import_module("sglang.srt.plugins.hook_registry")
     register, around = registry.HookRegistry.register, registry.HookType.AROUND
+    if os.environ.get(nvtx.ENVIRONMENT):
+        nvtx.install()
+        manager = "sglang.srt.managers.scheduler_components.profiler_manager.SchedulerProfilerManager"
+        register(f"{manager}._start_profile", nvtx.around_start, around)
+        register(f"{manager}._stop_profile", nvtx.around_stop, around)
     register("sglang.srt.managers.scheduler_pp_mixin.SchedulerPPMixin._pp_launch_batch", _around_launch, around)
     register("sglang.srt.managers.scheduler.Scheduler.run_batch", _around_forward, around)
 

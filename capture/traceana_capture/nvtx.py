@@ -4,8 +4,9 @@ torch's own way (`emit_nvtx`) pops a range when an asynchronous gloo send is ove
 moves the ends of all spans around it. Here `record_function` pushes and pops in its own block, messages between stages
 have ranges with a handle, and NCCL's operations and the waits for them are named as torch.profiler names them.
 
-Between `cudaProfilerStart` and `cudaProfilerStop`, which the server calls for nsys, functions of torch are exchanged; before
-and after it is untouched.
+While the server profiles for nsys, functions of torch are exchanged; before and after it is untouched. SGLang calls
+`cudaProfilerStart` and `cudaProfilerStop` on the first rank of a node only, for all its processes; the other ranks begin and
+end with their own start and stop of the profile (`around_start`, `around_stop`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["ENVIRONMENT", "NvtxSpans", "install"]
+__all__ = ["ENVIRONMENT", "NvtxSpans", "around_start", "around_stop", "install"]
 
 ENVIRONMENT = "TRACEANA_CAPTURE_NVTX"
 _SENDS, _RECEIVES = ("send", "isend"), ("recv", "irecv")
@@ -189,6 +190,22 @@ def install() -> None:
         importlib.import_module("torch.profiler")
         _spans = NvtxSpans(torch)
         _spans.watch(cudart)
+
+
+def around_start(original: Callable[..., Any], manager: Any, *rest: Any, **named: Any) -> Any:
+    """SGLang's start of a profile on one rank: where it is for nsys, and has begun, spans begin."""
+    result = original(manager, *rest, **named)
+    wanted = getattr(manager, "profiler_activities", None) or ()
+    if _spans is not None and "CUDA_PROFILER" in wanted and getattr(manager, "profile_in_progress", False):
+        _spans.begin()
+    return result
+
+
+def around_stop(original: Callable[..., Any], manager: Any, *rest: Any, **named: Any) -> Any:
+    """SGLang's stop of a profile on one rank."""
+    if _spans is not None:
+        _spans.end()
+    return original(manager, *rest, **named)
 
 
 def recording() -> bool:

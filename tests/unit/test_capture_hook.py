@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from traceana_capture import hook as hook_module
+from traceana_capture import nvtx
 from traceana_capture.errors import CaptureError
 from traceana_capture.hook import ENVIRONMENT, RankHook
 from traceana_capture.hook_client import HookClient, hook_environment
@@ -171,6 +172,16 @@ def test_the_plugin_wraps_sglangs_launch_and_forward(tmp_path: Path, monkeypatch
     monkeypatch.setattr(hook_module, "_hook", None)
     monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
     hook_module.plugin()
+    assert len(targets) == 2
+    monkeypatch.setenv(nvtx.ENVIRONMENT, "1")
+    monkeypatch.setattr(nvtx, "install", lambda: None)
+    hook_module.plugin()
+    assert {t.rpartition(".")[2] for t in targets} == {
+        "_pp_launch_batch",
+        "run_batch",
+        "_start_profile",
+        "_stop_profile",
+    }
     launch = targets["sglang.srt.managers.scheduler_pp_mixin.SchedulerPPMixin._pp_launch_batch"]
     forward = targets["sglang.srt.managers.scheduler.Scheduler.run_batch"]
 

@@ -163,3 +163,35 @@ def test_the_hook_says_who_it_is_and_marks_slots_while_nsys_records(
         "push traceana.rank[rank=3 pp=1/4 tp=1/2]", "pop",
         "push traceana.slot[mb=1 stage=1 DECODE bs=8 n=2]", "pop", "push traceana.slot[mb=2 stage=1 DECODE bs=8 n=3]", "pop",
     ]  # fmt: skip
+
+
+def test_a_rank_that_calls_no_cuda_profiler_begins_with_sglangs_own_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As SGLang 0.5.16 does it: cudaProfilerStart on the first GPU of a node only, `profile_in_progress` on all."""
+    torch = a_torch()
+    spans = NvtxSpans(torch)
+    spans.watch(torch._C._cudart)
+    monkeypatch.setattr(nvtx, "_spans", spans)
+
+    class Manager:
+        profile_in_progress = False
+        profiler_activities: list[str] | None = None
+
+        def start(self, *, works: bool = True) -> str:
+            self.profile_in_progress = works
+            return "started"
+
+        def stop(self) -> str:
+            assert not spans.recording()  # what the stop itself does is not in the trace
+            return "stopped"
+
+    manager = Manager()
+    assert nvtx.around_start(Manager.start, manager) == "started" and not spans.recording()
+    manager.profiler_activities = ["CPU", "GPU"]
+    nvtx.around_start(Manager.start, manager)
+    assert not spans.recording()  # torch.profiler sees them by itself
+    manager.profiler_activities = ["CUDA_PROFILER"]
+    nvtx.around_start(Manager.start, manager, works=False)
+    assert not spans.recording()
+    nvtx.around_start(Manager.start, manager)
+    assert spans.recording() and torch.profiler.record_function is not Span
+    assert nvtx.around_stop(Manager.stop, manager) == "stopped" and torch.profiler.record_function is Span

@@ -101,17 +101,17 @@ def test_one_way_of_spreading_against_another() -> None:
     assert compare([a], [replace(b, layout=a.layout)]).spread is None
     found, back = compare([a], [b]).spread, compare([b], [a]).spread
     assert found is not None and back is not None
-    assert found["title"] == back["title"] == "TP2 serves 43% more than PP2 here"
+    assert found["title"] == back["title"] == "TP2 serves 43 % more than PP2 here"
     text = "\n".join(cast("list[str]", found["evidence"]))
     assert "of a token in PP2 (rank 0, profiled): computing 700 ns, idle 300 ns" in text
     assert "of a token in TP2 (rank 0, profiled): computing 600 ns, collectives 90 ns, transfers 10 ns" in text
     assert "like with like" not in text
     # On twice the GPUs the same is no gain, and another load is said.
     four = compare([a], [replace(b, layout=Layout(tp=4, ep=4, clients=16))]).spread
-    assert four is not None and four["title"] == "PP2 serves 40% more for each GPU than TP4 EP4 here"
+    assert four is not None and four["title"] == "PP2 serves 40 % more for each GPU than TP4 EP4 here"
     assert any("32 and 16 requests" in e for e in cast("list[str]", four["evidence"]))
     near = compare([a], [replace(side({"busy: moe": 980}), layout=Layout(tp=2))]).spread
-    assert near is not None and near["title"] == "PP2 and TP2 serve the same, within noise of 6%"
+    assert near is not None and near["title"] == "PP2 and TP2 serve the same, within noise of 6 %"
 
 
 def test_the_layout_comes_from_the_facts_else_from_the_ranks() -> None:

@@ -88,7 +88,7 @@ def findings(folder: Path, model: str, change: Callable[[Path], None] | None) ->
 
 def test_a_gpu_that_is_throttled(folder: Path) -> None:
     found = findings(folder, "slow", throttled)["straggling_gpu"]
-    assert (found["rank"], found["title"]) == (1, "The GPU of rank 1 runs at 61% of the others' clock")
+    assert (found["rank"], found["title"]) == (1, "The GPU of rank 1 runs at 61 % of the others' clock")
     assert "SM clock 1200 MHz on rank 1, 1980 on the others (median)" in found["evidence"]
     assert "it draws 695 W of a limit of 700 W" in found["evidence"]
     # The same stage as slow at the usual clock has more to do: that is another finding.

@@ -40,11 +40,18 @@ def run(model: Model) -> Result:
     inside = pl.col("visit").is_between(first, last)
     gpu = {r: forward_gpu_ns(model, r) for r in heads}
     t = [_mean(gpu[r].filter(inside).get_column("gpu_ns")) for r in heads]
-    k = []
+    k: list[int] = []
+    spread: list[dict[str, int]] = []
     for rank in heads:
         waits = visit_waits(model, rank).filter(inside & pl.col("complete"))
         # Host time of every visit, empty ones too, falls on the steps: a slot without a batch costs the others.
         k.append(int(waits.get_column("host_ns").sum()) // max(1, waits.filter(pl.col("mode").is_not_null()).height))
+        host = waits.get_column("host_ns").sort()
+        spread.append(
+            {"k_ns_p50": int(host[(host.len() - 1) // 2]), "k_ns_max": int(host[-1])}
+            if host.len()
+            else {"k_ns_p50": 0, "k_ns_max": 0}
+        )
     slots = trace.slots or _slots(trace.visits) or trace.topology.pp_size
     hops = hop_costs(model, gpu, slots).filter(inside)
     c = [_mean(hops.filter(pl.col("stage") == s).get_column("hop_ns")) for s in range(len(heads))]
@@ -66,6 +73,7 @@ def run(model: Model) -> Result:
             "rank": rank,
             "t_ns": t[s],
             "k_ns": k[s],
+            **spread[s],
             "c_ns": c[s],
             "imbalance_ns": max(t) - t[s],
             "host_ns": without_ring - max(t),

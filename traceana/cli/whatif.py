@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -58,24 +60,35 @@ def command(
 
 
 def render(p: Prediction) -> str:
-    """The prediction in words and a small table."""
-    lines = [
-        f"changes      {'; '.join(p.changes) or 'none: the capture as it is'}",
-        f"now          {p.baseline:10.1f} tokens/s  ({p.source})",
-        f"predicted    {p.throughput:10.1f} tokens/s  {p.gain:+.1%}, range {p.low:.1f} to {p.high:.1f}",
-        f"step         {p.period_ns / 1e6:10.3f} ms a micro-batch",
-    ]
+    """The prediction in words and a small table, in 80 columns."""
+    step = f"{p.period_ns / 1e6:10.3f} ms a micro-batch"
     if p.token_ns is not None:
-        lines[-1] += f", {p.token_ns / 1e6:.3f} ms from token to token"
-    if p.slots is not None:
-        lines.append(f"slots        {', '.join(map(str, p.slots))} requests")
-    lines += [
-        "",
-        "rank   utilisation   bubble a step",
-        *(f"{s.rank:4d}   {s.utilisation:11.1%}   {s.bubble_ns / 1e6:10.3f} ms" for s in p.stages),
-        "",
-        f"method       {p.method}",
-        f"calibration  {p.calibration}",
-        *(f"extrapolated {note}" for note in p.extrapolations),
+        step += f", {p.token_ns / 1e6:.3f} ms from token to token"
+    top = [
+        ("changes", "; ".join(p.changes) or "none: the capture as it is"),
+        ("now", f"{p.baseline:10,.1f} tokens/s"),
+        ("", f"({p.source})"),
+        (
+            "predicted",
+            f"{p.throughput:10,.1f} tokens/s  {100 * p.gain:+.1f} %, range {p.low:,.1f} to {p.high:,.1f}",
+        ),
+        ("step", step),
     ]
+    if p.slots is not None:
+        top.append(("slots", f"{', '.join(map(str, p.slots))} requests"))
+    table = [f"{s.rank:4d}   {100 * s.utilisation:9.1f} %   {s.bubble_ns / 1e6:10.3f} ms" for s in p.stages]
+    rest = [
+        ("method", p.method),
+        ("calibration", p.calibration),
+        *(("extrapolated", note) for note in p.extrapolations),
+    ]
+    lines = [*_wrapped(top), "", "rank   utilisation   bubble a step", *table, "", *_wrapped(rest)]
     return plain_lines("\n".join(lines))
+
+
+def _wrapped(items: Sequence[tuple[str, str]]) -> list[str]:
+    """A line of 80 columns or more for each (name, words)."""
+    out: list[str] = []
+    for name, words in items:
+        out += textwrap.wrap(words, 80, initial_indent=f"{name:<13}", subsequent_indent=" " * 13)
+    return out

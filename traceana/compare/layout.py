@@ -72,9 +72,9 @@ def spread_finding(a: Side, b: Side, token_ns: tuple[int, int], noise: float) ->
     better, worse = (one, other) if costs[0] < costs[1] else (other, one)
     gain = max(costs) / min(costs) - 1
     each = "" if one.gpus == other.gpus else " for each GPU"
-    title = f"{better.words} serves {gain:.0%} more{each} than {worse.words} here"
+    title = f"{better.words} serves {100 * gain:.0f} % more{each} than {worse.words} here"
     if abs(costs[1] / costs[0] - 1) <= noise:
-        title = f"{one.words} and {other.words} serve the same{each}, within noise of {noise:.0%}"
+        title = f"{one.words} and {other.words} serve the same{each}, within noise of {100 * noise:.0f} %"
     evidence = [
         f"{side.layout.words}: {rate:,.0f} tokens/s on {side.layout.gpus} GPU{'s' if side.layout.gpus > 1 else ''}, "
         f"{side.tokens / side.forwards:.1f} tokens a forward"

@@ -40,6 +40,8 @@ _POSSESSIVE = (
 )
 
 
+_SEE_MORE = "Profile CPU and GPU activities together, for a few rounds of all slots, while the server decodes."
+
 _Answer = tuple[bool, list[str]]
 
 
@@ -174,10 +176,25 @@ def _formula(facts: Facts) -> str:
     stage = bound.get("binding_stage")
     where = f" (stage {stage})" if isinstance(stage, int) else ""
     text = f"A step takes {ms(facts.period_ns)}; the formula gives {ms(number(bound, 'tau_ns'))}, bound by {names[str(bound['binding_term'])]}{where}."
+    text += _above(facts, bound)
     needed, have = bound.get("needed_in_flight"), bound.get("in_flight")
     if isinstance(needed, int) and isinstance(have, int) and needed > have:
         text += f" {needed} micro-batches in flight would be needed; there are {have}."
     return text
+
+
+def _above(facts: Facts, bound: Row) -> str:
+    """Why the formula gives more than was measured, where it does by more than a little."""
+    tau, period, steps = number(bound, "tau_ns"), facts.period_ns or 0, number(bound, "steps")
+    if tau * 100 <= period * 103:
+        return ""
+    text = f" That is more than was measured: the {steps} steps are not the same time on every stage"
+    stage = bound.get("binding_stage")
+    rows = facts.rows_of_bound()
+    if bound["binding_term"] == "host" and isinstance(stage, int) and stage < len(rows):
+        usual, most = number(rows[stage], "k_ns_p50"), number(rows[stage], "k_ns_max")
+        text += f", and one of them took stage {stage}'s host {ms(most)} (median {ms(usual)})"
+    return text + "."
 
 
 def _graphs(facts: Facts) -> _Answer:
@@ -283,7 +300,14 @@ def _costs(facts: Facts) -> _Answer:
 
 def _change(facts: Facts, findings: Sequence[Finding]) -> _Answer:
     if not findings:
-        return (True, ["Nothing in this capture asks for a change."])
+        bubble = sum(number(s, "bubble_ns") for s in facts.stages)
+        if facts.is_pipeline and not facts.period_ns:
+            blind = "no micro-batch step is seen whole in this capture"
+        elif facts.cause_ns(None, "unknown") * 2 > bubble:
+            blind = "most of the idle time is unexplained"
+        else:
+            return (True, ["Nothing in this capture asks for a change."])
+        return (False, [f"Unknown: {blind}. {_SEE_MORE}"])
     words: list[str] = []
     for n, finding in enumerate(findings[:3], start=1):
         text = f"{n}. {finding.title}: {finding.action}"
@@ -292,8 +316,10 @@ def _change(facts: Facts, findings: Sequence[Finding]) -> _Answer:
         if predicted is not None and isinstance(rate, int | float) and base:
             low, high = predicted.get("low"), predicted.get("high")
             span = (
-                f" ({low:.0f} to {high:.0f})" if isinstance(low, int | float) and isinstance(high, int | float) else ""
+                f" ({low:,.0f} to {high:,.0f})"
+                if isinstance(low, int | float) and isinstance(high, int | float)
+                else ""
             )
-            text += f"; predicted {rate:.0f} tokens/s{span} against {base:.0f} now"
+            text += f"; predicted {rate:,.0f} tokens/s{span} against {base:,.0f} now"
         words.append(text)
     return (True, [". ".join(words) + "."])

@@ -12,8 +12,10 @@ Row = Mapping[str, object]
 
 
 def ms(ns: float) -> str:
-    """Nanoseconds as milliseconds in words."""
+    """Nanoseconds as milliseconds in words; what is short as microseconds."""
     value = ns / 1e6
+    if 0 < value < 0.1:
+        return f"{ns / 1e3:.1f} us"
     return f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms"
 
 

@@ -94,5 +94,5 @@ def _rate(answer: Mapping[str, object]) -> float:
 
 
 def _words(answer: Mapping[str, object], base: float | None) -> str:
-    gain = f", {_rate(answer) / base - 1:+.0%}" if base else ""
-    return f"{_rate(answer):.0f} tokens/s ({answer.get('low'):.0f} to {answer.get('high'):.0f}{gain})"
+    gain = f", {(_rate(answer) / base - 1) * 100:+.0f} %" if base else ""
+    return f"{_rate(answer):,.0f} tokens/s ({answer.get('low'):,.0f} to {answer.get('high'):,.0f}{gain})"

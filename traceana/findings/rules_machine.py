@@ -152,7 +152,7 @@ def straggling_gpu(facts: Facts) -> list[Draft]:
         evidence.append(f"it draws {power['p50']:.0f} W of a limit of {limit:.0f} W")
     share = 1 - clocks[slow] / usual
     return [Draft(
-        "straggling_gpu", f"The GPU of rank {slow} runs at {clocks[slow] / usual:.0%} of the others' clock", slow,
+        "straggling_gpu", f"The GPU of rank {slow} runs at {percent(clocks[slow] / usual)} of the others' clock", slow,
         int(share * facts.window_ns), tuple(evidence), "check nvidia-smi -q -d PERFORMANCE for throttling; swap or cool it",
         (), ceiling=share,
     )]  # fmt: skip

@@ -44,7 +44,7 @@ def capped(facts: Facts) -> list[Draft]:
                 f"{waiting} requests in the queue (median of the log) while "
                 + ("each slot is at its cap" if at_cap else f"{facts.running()} run"),
                 _cap_words(facts),
-                f"{total} requests over {slots} slots would be {wanted} a slot",
+                f"{total} requests over {slots} slots would be {wanted} a slot: more share each step, beside the idle time",
             ),
             action,
             (f"max_running_requests={most}", f"pp_max_micro_batch_size={wanted}"),

@@ -31,9 +31,7 @@ def header(document: Document) -> Markup:
     model = mapping(server.get("model"))
     what = [str(model[k]) for k in ("architecture",) if model.get(k)]
     sizes = [
-        f"{n.upper()}{s}"
-        for n in ("pp", "tp", "dp")
-        if (s := integer(server.get(f"{n}_size"))) is not None and (s > 1 or n == "pp")
+        f"{n.upper()}{s}" for n in ("pp", "tp", "dp") if (s := integer(server.get(f"{n}_size"))) is not None and s > 1
     ]
     gpu = server.get("gpu_name")
     stages = rows(document.get("stages"))

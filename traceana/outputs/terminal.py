@@ -74,9 +74,7 @@ def _top(document: Document) -> Text:
     server, window = mapping(document.get("server")), mapping(document.get("window"))
     model, versions = mapping(server.get("model")), mapping(server.get("versions"))
     sizes = [
-        f"{n.upper()}{s}"
-        for n in ("pp", "tp", "dp")
-        if (s := integer(server.get(f"{n}_size"))) is not None and (s > 1 or n == "pp")
+        f"{n.upper()}{s}" for n in ("pp", "tp", "dp") if (s := integer(server.get(f"{n}_size"))) is not None and s > 1
     ]
     words = [text(model["architecture"])] if model.get("architecture") else []
     words += [" x ".join(sizes)] if sizes else []

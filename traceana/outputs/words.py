@@ -159,12 +159,12 @@ def share(value: object, digits: int = 1) -> str:
 
 
 def duration(value: object) -> str:
-    """Nanoseconds in the unit that fits, three significant digits or more: `416 ns`, `39.7 µs`, `5.85 ms`, `1.26 s`."""
+    """Nanoseconds in the unit that fits, three significant digits or more: `416 ns`, `39.7 us`, `5.85 ms`, `1.26 s`."""
     ns = integer(value)
     if ns is None:
         return UNKNOWN
     size = abs(ns)
-    for unit, name in ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs")):
+    for unit, name in ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")):
         if size >= unit - unit // 2000:
             digits = max(0, 2 - (len(str(size // unit)) - 1))
             return f"{ns / unit:,.{digits}f} {name}"

@@ -205,7 +205,7 @@ class Predictor:
     def _calibrated(self, calibrations: Sequence[Calibration]) -> str:
         parts = self.parts
         error = (self.identity_ns - parts.period_ns) / max(parts.period_ns, 1)
-        identity = f"the model gives the profiled period within {error:+.1%}"
+        identity = f"the model gives the profiled period within {100 * error:+.1f} %"
         held = [int(k.sum()) for k in calibrations[0].speed.known]
         fixed = ", ".join(f"{ns / 1e6:.2f} ms of stage {s}" for s, ns in enumerate(held) if ns)
         kept = f"; not scaled, as a sleep would be: {fixed}" if fixed else ""

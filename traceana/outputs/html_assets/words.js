@@ -5,7 +5,7 @@ const THIN = '\u202f';
 /** Nanoseconds in the unit that fits, as the tables of the page write them. */
 function duration(ns) {
   const size = Math.abs(ns);
-  for (const [unit, name] of [[1e9, 's'], [1e6, 'ms'], [1e3, 'µs']]) {
+  for (const [unit, name] of [[1e9, 's'], [1e6, 'ms'], [1e3, 'us']]) {
     if (size >= unit - unit / 2000) {
       const digits = Math.max(0, 3 - String(Math.floor(size / unit) || 1).length);
       return `${(ns / unit).toFixed(digits)}${THIN}${name}`;
@@ -16,8 +16,8 @@ function duration(ns) {
 
 /** A point in time for an axis or a tooltip, with as many decimals of its unit as `step` asks for. */
 function instant(ns, step) {
-  const [unit, name] = step >= 1e9 ? [1e9, 's'] : step >= 1e4 ? [1e6, 'ms'] : [1e3, 'µs'];
-  const digits = Math.max(0, Math.min(name === 'µs' ? 3 : 6, Math.ceil(-Math.log10(step / unit) - 1e-9)));
+  const [unit, name] = step >= 1e9 ? [1e9, 's'] : step >= 1e4 ? [1e6, 'ms'] : [1e3, 'us'];
+  const digits = Math.max(0, Math.min(name === 'us' ? 3 : 6, Math.ceil(-Math.log10(step / unit) - 1e-9)));
   return `${(ns / unit).toLocaleString('en', {minimumFractionDigits: digits, maximumFractionDigits: digits})}${THIN}${name}`;
 }
 

@@ -58,6 +58,8 @@ def capture(options: CaptureOptions, *, say: Say) -> list[tuple[Path, Mapping[st
     try:
         with _interruptible():
             return _capture(options, folder, say)
+    except OSError as error:  # whatever was not to be written: in words
+        raise disk_error(error, Path(error.filename or folder)) from None
     finally:
         with contextlib.suppress(OSError):
             folder.rmdir()  # only if nothing was written
@@ -102,8 +104,10 @@ def summary(folder: Path, document: Mapping[str, Any]) -> str:
     outside, share = figures.get("outside_tokens_per_s"), figures.get("disturbance")
     decode = figures.get("outside_decode_tokens_per_s")
     if outside:
+        under_nsys = document.get("nsys") and not document.get("nsys_pass")
         lines.append(
-            f"  decode throughput without the profiler {decode or outside:.0f} tokens/s"
+            f"  decode throughput {'under nsys, not recording,' if under_nsys else 'without the profiler'}"
+            f" {decode or outside:.0f} tokens/s"
             + (f" ({outside:.0f} with the prefills between)" if decode else "")
             + (f", while it recorded {share:.0%} of that" if share else "")
         )

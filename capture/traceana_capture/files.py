@@ -90,7 +90,8 @@ def _json_fault(tail: bytes) -> str | None:
 
 def fetch(source: Path, target: Path) -> None:
     """Bring a file to `target` with the bytes that the server wrote: a rename on one file system, else a copy that
-    appears whole. An existing target is never replaced. Raises CaptureError for a full disk; the source then stays."""
+    appears whole. An existing target is never replaced. Raises CaptureError for a full disk; the source then stays, and
+    the error says where."""
     if target.exists():
         raise CaptureError("exists already", where=str(target), hint="-o with a new folder")
     partial = target.with_name(f".{target.name}.part")
@@ -110,7 +111,8 @@ def fetch(source: Path, target: Path) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
-        raise disk_error(error, target) from None
+        failed = disk_error(error, target)
+        raise CaptureError(failed.what, where=failed.where, hint=f"make room there and copy {source} into it") from None
 
 
 def disk_error(error: OSError, path: Path) -> CaptureError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 import time
@@ -9,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from traceana_capture import __version__
-from traceana_capture.files import write_json
+from traceana_capture.files import atomic_write, write_json
 from traceana_capture.profile import Outcome
 
 __all__ = ["SCHEMA_VERSION", "Manifest", "say_to_stderr"]
 
 SCHEMA_VERSION = 1
+
+_ROOM = 1 << 18  # kept free for the last manifest, whatever else fills the disk meanwhile
 
 
 class Manifest:
@@ -22,6 +25,7 @@ class Manifest:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "manifest.json"
+        self._room = folder / ".manifest-room"
         self.document: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "kind": "traceana-capture",
@@ -82,8 +86,15 @@ class Manifest:
                 )
         self.document["ranks"] = [rows[k] for k in sorted(rows)]
 
+    def start(self) -> None:
+        """Write the document for the first time, and keep room for the last time."""
+        self.write()
+        atomic_write(self._room, bytes(_ROOM))
+
     def finish(self, status: str) -> None:
         """Set the status (complete, partial, failed, interrupted) and write."""
+        with contextlib.suppress(OSError):
+            self._room.unlink()
         self.document["status"] = status
         self.document["finished_ns"] = time.time_ns()
         self.write()

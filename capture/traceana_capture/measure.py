@@ -10,6 +10,7 @@ from typing import Any
 
 from traceana_capture.cost import loop_times, quantile, usual_loop
 from traceana_capture.errors import Unreachable
+from traceana_capture.files import atomic_write
 from traceana_capture.http import HttpServer
 from traceana_capture.load import Load, Request
 from traceana_capture.metrics import latency_ns, tokens
@@ -48,7 +49,7 @@ def measure(
     if folder is not None:
         for moment, dump in (("start", start_dump), ("end", end_dump)):
             if dump is not None:
-                (folder / f"metrics_{name}_{moment}.txt").write_text(dump)
+                atomic_write(folder / f"metrics_{name}_{moment}.txt", dump.encode())
     if start_dump is not None and end_dump is not None:
         first, last = tokens(start_dump), tokens(end_dump)
         window["source"] = "realtime_tokens_total" if last.get("live") else "generation_tokens_total"
@@ -128,7 +129,7 @@ class Poller:
         if not names:
             return
         rows = [",".join([str(at), *(str(values.get(n, "")) for n in names)]) for at, values in self.series]
-        path.write_text("\n".join([",".join(["epoch_ns", *names]), *rows]) + "\n")
+        atomic_write(path, ("\n".join([",".join(["epoch_ns", *names]), *rows]) + "\n").encode())
 
 
 def _dump(server: HttpServer) -> str | None:

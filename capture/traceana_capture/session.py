@@ -125,7 +125,7 @@ class Session:
             if v not in (None, (), False) and k not in ("command", "grace_s")
         }
         self.manifest.document["arguments"] = shown
-        self.manifest.write()
+        self.manifest.start()
 
     def _look(self, info: ServerInfo) -> tuple[RankKey, ...]:
         local = self._local = facts.look_at(self.server)
@@ -192,7 +192,7 @@ class Session:
         profile = self._new_profile(info, steps)
         stacks = bool(profile.request.get("with_stack"))
         check_room(
-            self._incoming[-1].seen[0],
+            (self._incoming[-1].seen[0], self.folder),
             steps=steps,
             ranks=len(info.ranks),
             stacks=stacks,
@@ -216,8 +216,10 @@ class Session:
                 self._rows[rank].update({k: answer.get(k) for k in ("pid", "host") if answer.get(k)})
         else:
             lock.note(profile_id=profile.profile_id)
-            outcome = self._follow(profile, self._measured.poller, keys)
-            lock.note(profile_id=None)
+            try:
+                outcome = self._follow(profile, self._measured.poller, keys)
+            finally:  # it has ended or was stopped; only a capture that is killed leaves the note
+                lock.note(profile_id=None)
         self.manifest.add_profile(request, outcome, via=via, throw_away=False)
         self.manifest.document["profile_request"] = request
         if outcome.ranks and not any(r.path for r in outcome.ranks) and self.died() is None and self.server.alive():
@@ -298,11 +300,20 @@ class Session:
             reason = self.died() or outcome.ended_by
         except Unreachable as error:
             reason = str(error)
+        except CaptureError as error:  # a disk that is full now: what the server wrote is still to be brought in
+            self.manifest.problem("file_not_written", "error", str(error))
+            return
         self.manifest.problem("server_died", "error", reason)
 
     def _fetch(self, outcome: Outcome) -> dict[int, str]:
         names: dict[int, str] = {}
         if self._nsys is not None:
+            self.manifest.problem(
+                "measured_under_nsys",
+                "info",
+                "nsys was around the server all the time, which costs 8 to 10 % also while it does not record: take "
+                "throughput from a server without it",
+            )
             exported = self._nsys.export()
             self.manifest.document["nsys"] = self._nsys.document
             for row in self._rows.values():  # one export holds every rank
@@ -328,7 +339,7 @@ class Session:
                 self.manifest.problem("setting_not_restored", "error", f"still set: {settings.document()['set']}")
         log = (self._log, self._log_start) if self._log is not None and self._log.is_file() else None
         begin = (outcome.replied_ns if self.options.hook else outcome.requested_ns) if outcome else None
-        self._measured.finish(begin, outcome.complete_ns if outcome else None, log)
+        self._attempt(lambda: self._measured.finish(begin, outcome.complete_ns if outcome else None, log))
         sampler.stop()
         self.manifest.document["gpu_samples"] = {
             "source": sampler.source,
@@ -341,15 +352,25 @@ class Session:
             )
         client = self._measured.client_document()
         if client is not None:
-            write_json(self.folder / "client.json", client)
-        if self._log is not None and self._log.is_file():
-            left = keep_log(self._log, self.folder / "server" / "server.log", since=self._log_start)
-            if left:
-                self.manifest.problem("log_shortened", "info", f"{self._log}", count=left)
+            self._attempt(lambda: write_json(self.folder / "client.json", client))
+        if log is not None:
+            self._attempt(lambda: self._keep_log(*log))
         if self._may_sweep:
             for incoming in self._incoming:
                 incoming.sweep(self.folder)
         self.manifest.finish(status)
+
+    def _keep_log(self, log: Path, start: int) -> None:
+        left = keep_log(log, self.folder / "server" / "server.log", since=start)
+        if left:
+            self.manifest.problem("log_shortened", "info", f"{log}", count=left)
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        """One of the last things to do: a full disk loses that one, and the manifest says so, not the rest."""
+        try:
+            action()
+        except CaptureError as error:
+            self.manifest.problem("file_not_written", "error", str(error))
 
     def _clock(self, when: str) -> None:
         clock = self.manifest.document["clock"]

@@ -105,6 +105,30 @@ def test_every_file_that_a_report_looks_at_is_in_the_key(capture: Path, tmp_path
     assert len(seen) == 4 + len(listing.traces) + len(listing.beside)
 
 
+def test_a_capture_that_was_killed_is_read_from_where_the_server_wrote(
+    capture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["report", str(capture), "--json", "--no-cache"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    for name in ("incoming-1", "incoming-2", "incoming-3"):  # a throw-away profile, the capture's own, an empty one
+        (capture / "incoming" / name).mkdir(parents=True)
+    before = answer_key(capture, ASKED)
+    (capture / "incoming" / "incoming-1" / "old.json").write_text('{"traceEvents": []}')
+    assert answer_key(capture, ASKED) != before
+    assert run(["report", str(capture), "--json", "--no-cache"]) == 0
+    assert json.loads(capsys.readouterr().out)["stages"] == whole["stages"]  # what was brought in is what counts
+    for path in sorted((capture / "ranks").iterdir()):
+        path.rename(capture / "incoming" / "incoming-2" / path.name)
+    manifest = json.loads((capture / "manifest.json").read_text())
+    (capture / "manifest.json").write_text(json.dumps({**manifest, "status": "running", "ranks": []}))
+    assert run(["report", str(capture), "--json", "--no-cache"]) == 0
+    left = json.loads(capsys.readouterr().out)
+    assert left["stages"] == whole["stages"]
+    assert [(row["count"], row["severity"]) for row in left["losses"] if row["name"] == "traces_not_brought_in"] == [
+        (2, "info")
+    ]
+
+
 def test_what_a_report_writes_changes_no_key(capture: Path) -> None:
     before = answer_key(capture, {})
     (capture / "report").mkdir()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import json
 import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -20,7 +23,7 @@ from typing import Any
 import pytest
 from fake_server import FakeServer, Traps
 
-from traceana_capture import driver
+from traceana_capture import driver, facts, incoming
 from traceana_capture.errors import CaptureError
 from traceana_capture.options import CaptureOptions
 
@@ -166,6 +169,46 @@ def test_a_disk_without_room_is_refused_before_the_profile(tmp_path: Path, monke
     with FakeServer() as fake, pytest.raises(CaptureError, match="a full disk would end the server"):
         capture(fake, tmp_path / "cap", windows=0)
     assert not [p for p, _ in fake.asked if p == "/start_profile"]
+
+
+def test_a_tight_disk_that_others_fill_costs_the_capture_not_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server writes elsewhere, and the traces stay there; the manifest still finds its room."""
+    monkeypatch.setattr(
+        incoming, "_free", lambda path: 1 << (40 if Path(path).is_relative_to(tmp_path / "tmp") else 28)
+    )
+    monkeypatch.setattr(facts, "look_at", lambda server: facts.LocalServer(pid=os.getpid()))
+
+    def full(source: Path, target: Path) -> None:
+        if target.is_relative_to(tmp_path / "cap"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        return rename(source, target)
+
+    rename, replace = os.rename, os.replace
+    with FakeServer() as fake:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", full)
+            with pytest.raises(CaptureError, match="no space left") as raised:
+                capture(fake, tmp_path / "cap", windows=0)
+        assert not fake.profiling and all(path.is_file() for path in fake.written) and len(fake.written) == 2
+    folder = fake.written[0].parent
+    assert folder.parent == tmp_path / "tmp" and raised.value.hint and str(fake.written[0]) in raised.value.hint
+    document = json.loads((tmp_path / "cap" / "manifest.json").read_text())
+    assert document["status"] == "failed" and problems(document)["capture_failed"] == "error"
+
+    def filled(source: str | Path, target: str | Path) -> None:  # every small file but the manifest
+        if Path(target).is_relative_to(tmp_path / "other") and Path(target).name != "manifest.json":
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        return replace(source, target)
+
+    with FakeServer() as fake:
+        monkeypatch.setattr(facts, "save_answers", lambda *rest: monkeypatch.setattr(os, "replace", filled))
+        document = capture(fake, tmp_path / "other", windows=0)
+        assert not fake.written[0].parent.exists()  # emptied and swept
+    assert document["status"] == "complete" and problems(document)["file_not_written"] == "error"
+    assert [r["state"] for r in document["ranks"]] == ["complete", "complete"]
+    assert not (tmp_path / "other" / ".manifest-room").exists()
 
 
 def test_a_setting_is_put_back_also_when_the_capture_fails(tmp_path: Path) -> None:
@@ -318,6 +361,43 @@ def test_a_port_in_use_is_not_started_on(tmp_path: Path) -> None:
 def test_nsys_needs_a_command(tmp_path: Path) -> None:
     with FakeServer() as fake, pytest.raises(CaptureError, match="only record a server that it has started"):
         capture(fake, tmp_path / "cap", profiler="nsys")
+
+
+NSYS = """#!/bin/sh
+last() { for a in "$@"; do case "$a" in --output=*) out="${a#--output=}";; *.nsys-rep) in="$a";; esac; done; }
+mode=$1; shift; last "$@"
+if [ "$mode" = export ]; then cp "$in" "$out"; exit; fi
+case "$TRACEANA_CAPTURE_NVTX" in 1) ;; *) exit 9;; esac
+cp "${0%/*}/database" "$out.nsys-rep"
+while [ "${1#--}" != "$1" ]; do shift; done
+exec "$@"
+"""
+
+
+def test_both_profilers_record_two_passes_into_one_folder(tmp_path: Path) -> None:
+    nsys = tmp_path / "nsys"
+    nsys.write_text(NSYS)
+    nsys.chmod(0o755)
+    with contextlib.closing(sqlite3.connect(tmp_path / "database")) as export:
+        export.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+        export.execute("INSERT INTO StringIds VALUES (1, 'launch --api-key topsecretkey')")
+        export.commit()
+    command = (sys.executable, FAKE, "--port", str(free_port()), "--start-s", "0")
+    both = CaptureOptions(
+        command=command, out=str(tmp_path / "cap"), load=LOAD, steps=6, windows=1, throw_away="no", grace_s=0.6,
+        profiler="both", nsys=str(nsys),
+    )  # fmt: skip
+    ((folder, document),) = driver.capture(both, say=lambda text: None)
+    assert document["status"] == "complete" and [r["state"] for r in document["ranks"]] == ["complete", "complete"]
+    assert [p["via"] for p in document["profiles"]] == ["http"] and all(
+        (folder / r["file"]).is_file() for r in document["ranks"]
+    )
+    second = document["nsys_pass"]
+    assert [p["via"] for p in second["profiles"]] == ["nsys"] and second["status"] == "complete"
+    assert b"topsecretkey" not in (folder / "nsys" / "report.sqlite").read_bytes()
+    assert (tmp_path / "cap.private" / "report.nsys-rep").is_file() and not (folder / ".nsys-pass").exists()
+    assert "without the profiler" in driver.summary(folder, document)
+    assert "under nsys, not recording," in driver.summary(folder, second) and "measured_under_nsys" in problems(second)
 
 
 def test_strict_is_a_gate() -> None:

@@ -81,8 +81,8 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     if not folder.is_dir():
         yield folder.name, folder
         return
-    for name in (*TRACE_FOLDERS, *OTHER_FOLDERS):
-        place = folder / name
+    brought = [folder / name for name in (*TRACE_FOLDERS, *OTHER_FOLDERS)]
+    for place in (*brought, *sorted((folder / "incoming").glob("*"))):
         if not place.is_dir():
             continue
         for path in sorted(place.iterdir()):

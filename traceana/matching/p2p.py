@@ -146,7 +146,8 @@ def _receive_visit(topology: Topology) -> pl.Expr:
 def _by_shift(sends: pl.DataFrame, receives: pl.DataFrame, slack_ns: int | None) -> tuple[int | None, str]:
     """Shift s so that send i pairs with receive i + s, or None with the reason."""
     n, m = sends.height, receives.height
-    size_s, size_r = sends.get_column("bytes").to_numpy(), receives.get_column("bytes").to_numpy()
+    # A size that is unknown on both sides (nsys without spans) agrees.
+    size_s, size_r = (f.get_column("bytes").fill_null(-1).to_numpy() for f in (sends, receives))
     start, end = sends.get_column("ts_ns").to_numpy(), receives.get_column("end_ns").to_numpy()
     # From the largest lag of the receiver's ordinals backwards: the smallest s that is still causal pairs each receive
     # with the latest send that can have fed it.

@@ -29,7 +29,8 @@ class Listing:
 
 
 def list_folder(root: Path, limits: Limits) -> Listing:
-    """The files of `root` and of its folders trace, ranks, server and nsys. A file is taken as itself.
+    """The files of `root` and of its folders trace, ranks, server and nsys. A file is taken as itself. Where there is no
+    trace, those that a capture's server has written and the capture, which was killed, has not brought in.
 
     Links that lead out of `root` are left out and counted. Raises SourceError where `root` cannot be read.
     """
@@ -51,9 +52,29 @@ def list_folder(root: Path, limits: Limits) -> Listing:
     if len(files) > limits.files:
         raise SourceError(f"more than {limits.files} files", where=str(root), hint="give a capture's own folder")
     traces = [path for path, may in files if may and is_kineto(path, limits)]
+    if not traces:
+        traces = _left(root, home, limits, losses)
     rest = [path for path, _ in files if path not in set(traces)]
     exports = [path for path in rest if is_sqlite(path)]
     return Listing(root, tuple(traces), tuple(exports), tuple(p for p in rest if p not in exports), tuple(losses))
+
+
+def _left(root: Path, home: Path, limits: Limits, losses: list[Loss]) -> list[Path]:
+    """Traces in the newest folder of `incoming` that holds any."""
+    try:
+        places = sorted((p for p in (root / "incoming").iterdir() if p.is_dir()), reverse=True)
+        for place in places[: limits.files]:
+            found = [p for p in sorted(place.iterdir())[: limits.files] if _regular(p) and _inside(p, home, losses)]
+            traces = [path for path in found if _inside(place, home, losses) and is_kineto(path, limits)]
+            if traces:
+                detail = (
+                    f"the capture ended before it brought the traces in; those in {place.relative_to(root)} are read"
+                )
+                losses.append(loss("traces_not_brought_in", "info", len(traces), detail))
+                return traces
+    except OSError:  # there is none
+        pass
+    return []
 
 
 def list_files(paths: Sequence[Path], limits: Limits) -> Listing:

@@ -33,7 +33,7 @@ def message_columns(
     names = device.get_column("name")
     different = names.unique()
     nccl = different.filter(different.cast(pl.String()).str.contains(_NCCL))
-    silent = np.flatnonzero((names.is_in(nccl) & found.get_column("collective").is_null()).to_numpy())
+    silent = np.flatnonzero((names.is_in(nccl.implode()) & found.get_column("collective").is_null()).to_numpy())
     if not silent.size or not (said.height or spans.height):
         return found
     kernels = device[silent].select("ts_ns", "device", "stream", "external_id").with_columns(at=pl.Series(silent))

@@ -355,12 +355,12 @@ def test_calibration_finds_the_dilation_that_was_there(dilation: float) -> None:
     speed = HostSpeed(int(PPM / dilation), (PPM, PPM), as_profiled(pieces).known)
     own = play(pieces, unchanged(pieces), speed, pieces.slots, EXPERTS, Ends()).throughput
     found = calibrate(replace(pieces, throughput=own), EXPERTS, (0, 0))
-    assert len(found) == 1  # the hosts are alike: nothing to make equal
+    assert {c.name for c in found} == {"as measured"}  # the hosts are alike: nothing to make equal
+    assert [c.likely for c in found] == [True] + [False] * (len(found) - 1)
     assert found[0].matched
-    # The nearest to the usual one of those that explain the throughput as far as it is known.
-    assert found[0].round.throughput == pytest.approx(own, rel=4e-3)
-    assert found[0].dilation == pytest.approx(dilation, rel=0.04)
-    assert abs(found[0].dilation - 1.6) <= abs(dilation - 1.6) + 1e-3
+    # The likeliest: it explains the throughput as far as that is known, and is no farther from the usual one.
+    assert found[0].round.throughput == pytest.approx(own, rel=15e-3)
+    assert min(dilation, 1.6) - 0.02 <= found[0].dilation <= max(dilation, 1.6) + 0.02
 
 
 def test_where_gpus_bind_the_usual_dilation_is_taken_and_the_ends_are_in_the_range() -> None:
@@ -372,6 +372,14 @@ def test_where_gpus_bind_the_usual_dilation_is_taken_and_the_ends_are_in_the_ran
     found = calibrate(replace(bound, throughput=own), EXPERTS, (0, 0))
     assert [(round(c.dilation, 2), c.likely) for c in found] == [(1.6, True), (1.35, False), (2.4, False)]
     assert all(c.matched for c in found)
+
+
+def test_a_throughput_one_percent_off_is_no_reason_for_other_hosts_where_gpus_bind() -> None:
+    sizes = [8] * ROWS
+    bound = parts(stage(0, sizes, kernels(sizes, moe=9 * MS)), stage(1, sizes), sizes)
+    own = play(bound, unchanged(bound), replace(as_profiled(bound), speed=PPM // 2), bound.slots, EXPERTS, Ends())
+    found = calibrate(replace(bound, throughput=own.throughput * 99 // 100), EXPERTS, (0, 0))
+    assert found[0].matched and 1.3 <= found[0].dilation <= 1.65
 
 
 def test_calibration_says_where_hosts_explain_nothing() -> None:

@@ -1,7 +1,8 @@
-"""How much faster hosts are without the profiler: the speed at which the model gives the server's own throughput."""
+"""How much faster hosts are without the profiler: the likeliest speed, given what the server did by itself."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -17,10 +18,11 @@ __all__ = ["DILATION", "Calibration", "calibrate"]
 # Host dilation of the captures at hand, least and most (docs/concepts/whatif.md), and the usual one between them.
 DILATION = (1_350_000, 1_600_000, 2_400_000)
 _LEAST, _MOST = PPM, 5 * PPM  # dilations that profiling has
-_ROUNDS = 40
+# Standard deviations, of logarithms: of the captures' dilations around the usual one, and of a server's own throughput,
+# a mean over a few seconds. Where hosts bind the server the throughput decides; where GPUs do it tells little of hosts.
+_SPREAD, _NOISE = 0.25, 0.015
+_ROUNDS = 12  # the dilation to half a percent
 _Play: TypeAlias = "Callable[[int], tuple[HostSpeed, Round]]"
-# A server's own throughput, a mean over a few seconds, is taken to be known to this (ppm); for the range, to that.
-_KNOWN, _PERHAPS = 3_000, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,55 +76,45 @@ def calibrate(parts: Parts, experts: Experts, taken: Sequence[int]) -> list[Cali
 
 
 def _matched(name: str, at: _Play, wanted: int) -> list[Calibration]:
-    """The dilation nearest to the usual one at which the round is the server's own. `at` plays at a dilation (ppm)."""
-    usual = at(DILATION[1])
-    target = usual[1].tokens * 1_000_000_000_000 // wanted
-    out = [_nearest(name, at, usual, target)]
-    if _close(usual[1].ns, target, _PERHAPS):
-        ends = [at(d) for d in (DILATION[0], DILATION[2])]
-        fit = [e for e in ends if _close(e[1].ns, target, _PERHAPS)]
-        out += [Calibration(name, *e, matched=True, likely=False) for e in fit]
-    return out
+    """The dilation that explains the server's own throughput best. `at` plays at a dilation (ppm)."""
+    found: dict[int, tuple[HostSpeed, Round]] = {}
+
+    def played(dilation: int) -> tuple[HostSpeed, Round]:
+        if dilation not in found:
+            found[dilation] = at(dilation)
+        return found[dilation]
+
+    target = played(DILATION[1])[1].tokens * 1_000_000_000_000 // wanted
+
+    def unlikely(dilation: int) -> float:
+        """How many standard deviations off both are, squared: the dilation from the usual one, the round from the
+        server's own."""
+        off = math.log(dilation / DILATION[1]) / _SPREAD, math.log(played(dilation)[1].ns / target) / _NOISE
+        return off[0] ** 2 + off[1] ** 2
+
+    best = min(_search(unlikely), DILATION[1], key=unlikely)
+    out = [Calibration(name, *played(best), matched=_close(played(best)[1].ns, target))]
+    ends = [played(d) for d in (DILATION[0], DILATION[2])]
+    return out + [Calibration(name, *e, matched=True, likely=False) for e in ends if _close(e[1].ns, target)]
 
 
-def _nearest(name: str, at: _Play, usual: tuple[HostSpeed, Round], target: int) -> Calibration:
-    if _close(usual[1].ns, target, _KNOWN):
-        return Calibration(name, *usual, matched=True)
-    faster = usual[1].ns > target
-    # The nearer end of what is known of the server's own round.
-    goal = target + (target if faster else -target) * _KNOWN // PPM
-    far = _MOST if faster else _LEAST
-    last = at(far)
-    if (last[1].ns > goal) if faster else (last[1].ns < goal):
-        # No dilation explains what the server did: GPUs or messages bind it, or its figure holds more than decoding.
-        return Calibration(name, *usual, matched=False)
-    return Calibration(name, *_solved(at, (DILATION[1], usual[1].ns), (far, last[1].ns), goal), matched=True)
-
-
-def _solved(at: _Play, one: tuple[int, int], other: tuple[int, int], goal: int) -> tuple[HostSpeed, Round]:
-    """Regula falsi (Illinois) on the dilation, between two of them and their rounds: a round falls with the dilation,
-    nearly in a straight line."""
-    (low, over), (high, under) = sorted((one, other))
-    over, under = over - goal, under - goal
-    side = 0
-    best = at(high)
+def _search(unlikely: Callable[[int], float]) -> int:
+    """The dilation (ppm) from _LEAST to _MOST that is the likeliest, by golden section on its logarithm."""
+    low, high = math.log(_LEAST), math.log(_MOST)
+    shorter = (math.sqrt(5) - 1) / 2
+    left, right = high - shorter * (high - low), low + shorter * (high - low)
+    at_left, at_right = unlikely(round(math.exp(left))), unlikely(round(math.exp(right)))
     for _ in range(_ROUNDS):
-        middle = min(max(low + (high - low) * over // max(over - under, 1), low + 1), high - 1)
-        best = at(middle)
-        error = best[1].ns - goal
-        if abs(error) * 2_000 <= goal or high - low <= 2:
-            break
-        if error > 0:
-            low, over = middle, error
-            under = under // 2 if side > 0 else under
-            side = 1
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - shorter * (high - low)
+            at_left = unlikely(round(math.exp(left)))
         else:
-            high, under = middle, error
-            over = over // 2 if side < 0 else over
-            side = -1
-        over, under = max(over, 1), min(under, -1)
-    return best
+            low, left, at_left = left, right, at_right
+            right = low + shorter * (high - low)
+            at_right = unlikely(round(math.exp(right)))
+    return round(math.exp((low + high) / 2))
 
 
-def _close(ns: int, target: int, ppm: int) -> bool:
-    return abs(ns - target) * PPM <= target * ppm
+def _close(ns: int, target: int) -> bool:
+    return abs(math.log(ns / target)) <= _NOISE

@@ -129,11 +129,13 @@ def measure(model: Model) -> Parts:
     visits = lead.get_column("visit").to_numpy()
     batch = lead.get_column("batch_size").fill_null(0).to_numpy().astype(np.int64)
     stages: list[StageParts] = []
+    held = np.zeros(visits.size, dtype=np.bool_)
     stalled = 0
     for rank, frame in zip(heads, frames, strict=True):
         kernels = measure_kernels(model, rank, visits)
         usual = _usual(frame, kernels, batch)
         stalled += int((~usual).sum())
+        held |= ~usual
         graphed = frame.get_column("graphed").fill_null(False).to_numpy()
         first = bool(frame.get_column("receives_first").any())
         copies = frame.get_column("copies_last").mean()
@@ -166,7 +168,7 @@ def measure(model: Model) -> Parts:
         depth=slots - len(heads),
         one_stream=_one_stream(model, heads),
         slots=pattern,
-        period_ns=_period(model, heads, slots, decode),
+        period_ns=_period(model, heads, slots, decode, visits[held]),
         throughput=throughput,
         own=own,
         source=source,
@@ -251,31 +253,44 @@ def _pattern(model: Model, rank: int, slots: int, decode: bool) -> tuple[int, ..
     return tuple(int(usual.get(s, 0)) for s in range(slots))
 
 
-def _period(model: Model, heads: Sequence[int], slots: int, decode: bool) -> int:
+def _period(model: Model, heads: Sequence[int], slots: int, decode: bool, held: IntArray) -> int:
     """Time of a visit under the profiler: the mean of the rounds of all slots in the window, on all stages, without the
     shortest and the longest tenth (a stage that catches up after the profiler's start, a visit that stalled). Where the
-    capture decodes, of the rounds without a prefill, if there are any."""
+    capture decodes, of the rounds without a prefill, if there are any; of those, where a third is left, of the ones
+    without visits that stand with the median of their kind (`held`), as they are played."""
     whole = model.trace.visits.filter(pl.col("complete"))
     if model.trace.window.first_visit is not None:  # before it, later stages were still starting their profilers
         whole = whole.filter(pl.col("visit") >= model.trace.window.first_visit)
     for visits in (model.window_visits(), whole):
         rounds: list[IntArray] = []
         pure: list[IntArray] = []
+        free: list[IntArray] = []
         for rank in heads:
             own = visits.filter(pl.col("rank") == rank).sort("visit")
             starts = np.append(own.get_column("ts_ns").to_numpy(), own.get_column("end_ns").tail(1).to_numpy())
             other = (own.get_column("mode").fill_null("decode") != "decode").to_numpy()
-            before = np.append(0, np.cumsum(other))
             lengths = starts[slots:] - starts[:-slots]
+            calm = _none_in(other, slots)
             rounds.append(lengths)
-            pure.append(lengths[before[slots:] == before[:-slots]])
+            pure.append(lengths[calm])
+            free.append(lengths[calm & _none_in(np.isin(own.get_column("visit").to_numpy(), held), slots)])
         chosen = np.sort(np.concatenate(pure if decode and any(r.size for r in pure) else rounds))
+        steady = np.sort(np.concatenate(free))
+        if decode and 3 * steady.size >= chosen.size:
+            chosen = steady
         if chosen.size:
             cut = max(chosen.size // 10, 1 if chosen.size > 4 else 0)
             inner = chosen[cut : chosen.size - cut]
             return int(inner.sum()) // inner.size // slots
     # Less than a round: the visits there are.
     return int(whole.select((pl.col("end_ns") - pl.col("ts_ns")).median()).item() or 0)
+
+
+def _none_in(found: np.ndarray, slots: int) -> np.ndarray:
+    """Whether none of `slots` visits in a row was found, for each first one."""
+    before = np.append(0, np.cumsum(found))
+    none: np.ndarray = before[slots:] == before[:-slots]
+    return none
 
 
 def _hops(model: Model, heads: Sequence[int], stage: int) -> Hops:

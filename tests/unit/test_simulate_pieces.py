@@ -359,7 +359,7 @@ def test_calibration_finds_the_dilation_that_was_there(dilation: float) -> None:
     assert [c.likely for c in found] == [True] + [False] * (len(found) - 1)
     assert found[0].matched
     # The likeliest: it explains the throughput as far as that is known, and is no farther from the usual one.
-    assert found[0].round.throughput == pytest.approx(own, rel=15e-3)
+    assert found[0].round.throughput == pytest.approx(own, rel=1e-2)
     assert min(dilation, 1.6) - 0.02 <= found[0].dilation <= max(dilation, 1.6) + 0.02
 
 
@@ -376,7 +376,7 @@ def test_where_gpus_bind_the_usual_dilation_is_taken_and_the_ends_are_in_the_ran
 
 def test_a_throughput_one_percent_off_is_no_reason_for_other_hosts_where_gpus_bind() -> None:
     sizes = [8] * ROWS
-    bound = parts(stage(0, sizes, kernels(sizes, moe=9 * MS)), stage(1, sizes), sizes)
+    bound = parts(stage(0, sizes, kernels(sizes, moe=30 * MS)), stage(1, sizes), sizes)
     own = play(bound, unchanged(bound), replace(as_profiled(bound), speed=PPM // 2), bound.slots, EXPERTS, Ends())
     found = calibrate(replace(bound, throughput=own.throughput * 99 // 100), EXPERTS, (0, 0))
     assert found[0].matched and 1.3 <= found[0].dilation <= 1.65

@@ -20,7 +20,7 @@ DILATION = (1_350_000, 1_600_000, 2_400_000)
 _LEAST, _MOST = PPM, 5 * PPM  # dilations that profiling has
 # Standard deviations, of logarithms: of the captures' dilations around the usual one, and of a server's own throughput,
 # a mean over a few seconds. Where hosts bind the server the throughput decides; where GPUs do it tells little of hosts.
-_SPREAD, _NOISE = 0.25, 0.015
+_SPREAD, _NOISE = 0.3, 0.01
 _ROUNDS = 12  # the dilation to half a percent
 _Play: TypeAlias = "Callable[[int], tuple[HostSpeed, Round]]"
 

@@ -89,13 +89,13 @@ def _matched(name: str, at: _Play, wanted: int) -> list[Calibration]:
     def unlikely(dilation: int) -> float:
         """How many standard deviations off both are, squared: the dilation from the usual one, the round from the
         server's own."""
-        off = math.log(dilation / DILATION[1]) / _SPREAD, math.log(played(dilation)[1].ns / target) / _NOISE
+        off = math.log(dilation / DILATION[1]) / _SPREAD, _off(played(dilation)[1].ns, target)
         return off[0] ** 2 + off[1] ** 2
 
     best = min(_search(unlikely), DILATION[1], key=unlikely)
-    out = [Calibration(name, *played(best), matched=_close(played(best)[1].ns, target))]
+    out = [Calibration(name, *played(best), matched=_off(played(best)[1].ns, target) <= 2)]
     ends = [played(d) for d in (DILATION[0], DILATION[2])]
-    return out + [Calibration(name, *e, matched=True, likely=False) for e in ends if _close(e[1].ns, target)]
+    return out + [Calibration(name, *e, matched=True, likely=False) for e in ends if _off(e[1].ns, target) <= 1]
 
 
 def _search(unlikely: Callable[[int], float]) -> int:
@@ -116,5 +116,6 @@ def _search(unlikely: Callable[[int], float]) -> int:
     return round(math.exp((low + high) / 2))
 
 
-def _close(ns: int, target: int) -> bool:
-    return abs(math.log(ns / target)) <= _NOISE
+def _off(ns: int, target: int) -> float:
+    """How far a round is from the server's own, standard deviations."""
+    return abs(math.log(ns / target)) / _NOISE

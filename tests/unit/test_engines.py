@@ -25,7 +25,8 @@ from traceana.outputs.jsonfile import to_json
 from traceana.pipeline import Options, analyse, check
 from traceana.sources.kineto import read_kineto
 from traceana.tables import read
-from traceana.tables.read import Memory, read_capture
+from traceana.tables.memory import Memory
+from traceana.tables.read import read_capture
 from tracegen import Load, Model, build_model
 
 BIN = Path(sys.executable).parent

@@ -15,7 +15,8 @@ from traceana.outputs.jsonfile import to_json
 from traceana.pipeline import Options, analyse
 from traceana.tables import read
 from traceana.tables.capture import FRAMES, RankInfo
-from traceana.tables.read import Memory, read_capture
+from traceana.tables.memory import Memory
+from traceana.tables.read import read_capture
 from traceana.tables.stored import Kept, StoredTables
 
 

@@ -235,16 +235,19 @@ def blame(
             continue
         shift = np.zeros(n, dtype=np.int64)
         shift[list(ranks)] = by
-        chosen = np.zeros(blamer.head.size + 1, dtype=np.bool_)  # the last one stands for no chain
-        chosen[chains] = True
+        then = spent.copy()
         with moves.moved(ranks, by) as holds:
-            found = blamer.moved(moves.graph, holds, chains, shift)
-        for i in distinct(blamer.waiter[chains]).tolist():
-            before = base[i].take(np.flatnonzero(chosen[base[i].gap]))
-            after = found.get(i) or before.take(np.zeros(0, dtype=np.int64))
-            then = spent[i] - tally(before) + tally(after)
-            low[i], high[i] = np.minimum(low[i], then), np.maximum(high[i], then)
-            doubt[i].append(disagreement(before, after))
+            for first in range(0, chains.size, _CHAINS_AT_A_TIME):
+                some = chains[first : first + _CHAINS_AT_A_TIME]
+                chosen = np.zeros(blamer.head.size + 1, dtype=np.bool_)  # the last one stands for no chain
+                chosen[some] = True
+                found = blamer.moved(moves.graph, holds, some, shift)
+                for i in distinct(blamer.waiter[some]).tolist():
+                    before = base[i].take(np.flatnonzero(chosen[base[i].gap]))
+                    after = found.get(i) or before.take(np.zeros(0, dtype=np.int64))
+                    then[i] += tally(after) - tally(before)
+                    doubt[i].append(disagreement(before, after))
+        low, high = np.minimum(low, then), np.maximum(high, then)
     for i, spans_of in enumerate(blamer.edges):
         doubt[i].append(spans_of)
     forwards = ForwardParts(trace, blamer.graph)

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import os
 import tempfile
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
@@ -34,15 +33,14 @@ from traceana.tables.build import build_rank
 from traceana.tables.capture import CaptureTables, RankInfo, RankTables, ServerFacts
 from traceana.tables.identity import Claim, claim, identify
 from traceana.tables.listed import read_listed
+from traceana.tables.memory import Memory, text_bytes
 from traceana.tables.store import Store, cache_folder, table_bytes, trace_key
 from traceana.tables.stored import Kept
 
-__all__ = ["Memory", "Progress", "RankRead", "hand_back", "read_capture", "read_rank"]
+__all__ = ["Progress", "RankRead", "hand_back", "read_capture", "read_rank"]
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is; from one thread at a time."""
-
-_IN_MEMORY_BYTES = 256 << 20  # of tables; ranks beyond it stay in the store and are read from there
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +54,6 @@ class RankRead:
     error: TraceanaError | None = None
     key: str | None = None
     cached: bool = True  # whether the cache took it (or was not asked to)
-
-
-class Memory:
-    """How many bytes of tables may still be held in this process. Safe for several threads."""
-
-    def __init__(self, most: int = _IN_MEMORY_BYTES) -> None:
-        self._left = most
-        self._lock = threading.Lock()
-
-    def take(self, size: int) -> bool:
-        """Whether `size` more may be held; from then on they are counted."""
-        with self._lock:
-            if size > self._left:
-                return False
-            self._left -= size
-            return True
 
 
 def read_capture(
@@ -171,11 +153,12 @@ def _read_all(
                 hint="see the logs of its workers; run again, or without --engine",
             ) from error
     count = min(os.cpu_count() or 1, 16)
-    with ThreadPoolExecutor(max_workers=count, thread_name_prefix="rank") as pool:
-        if len(sources) < count:  # too few files for all cores: their chunks are spread instead
-            with ThreadPoolExecutor(max_workers=count, thread_name_prefix="chunk") as chunks:
-                return _collect([pool.submit(reading, path, url, chunks=chunks) for path, url in sources], progress)
-        return _collect([pool.submit(reading, path, url) for path, url in sources], progress)
+    few = len(sources) < count  # too few files for all cores: their chunks are spread instead
+    with (
+        ThreadPoolExecutor(max_workers=count, thread_name_prefix="chunk") as chunks,
+        ThreadPoolExecutor(max_workers=count, thread_name_prefix="rank") as pool,
+    ):
+        return _collect([pool.submit(reading, path, url, chunks=chunks, spread=few) for path, url in sources], progress)
 
 
 def _collect(futures: Sequence[Future[RankRead]], progress: Progress | None) -> list[RankRead]:
@@ -200,21 +183,30 @@ def read_rank(
     limits: Limits,
     cache: bool,
     chunks: Executor | None = None,
+    spread: bool = False,
     memory: Memory | None = None,
 ) -> RankRead:
     """Reads the one trace `path`, or `url` under that name: from `store` where `cache` holds and it is there, else
-    parsed (its chunks in `chunks`, where given) and with `cache` put there.
+    parsed and with `cache` put there. Its chunks are parsed in `chunks` where that is asked for by `spread`, or where
+    `memory` leaves no room for many such traces at once.
 
     The tables are in the result as far as `memory` goes; beyond, or without any, they are left in `store`. What is
     wrong with the file is in the result too; nothing is raised for it.
     """
+
+    def read(here: Path) -> RankRead:
+        if memory is None:
+            return _read(here, path, store, limits, cache, chunks if spread else None, None)
+        with memory.reading(text_bytes(here)) as alone:
+            return _read(here, path, store, limits, cache, chunks if spread or alone else None, memory)
+
     try:
         if url is None:
-            return _read(path, path, store, limits, cache, chunks, memory)
+            return read(path)
         with tempfile.TemporaryDirectory(prefix="traceana-") as folder:
             parent, _, name = url.rpartition("/")
             here = Remote.at(parent).fetch(name, Path(folder) / path.name)
-            return _read(here, path, store, limits, cache, chunks, memory)
+            return read(here)
     except TraceanaError as error:
         if url is not None and error.where is not None and isinstance(error, SourceError):
             error = type(error)(error.what, where=url, hint=error.hint) if not isinstance(error, MergedTrace) else error

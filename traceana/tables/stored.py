@@ -14,7 +14,7 @@ from traceana.tables.capture import FRAMES, RankInfo, RankTables
 
 __all__ = ["Kept", "StoredTables"]
 
-_KEPT_BYTES = 192 << 20
+_KEPT_BYTES = 64 << 20
 _numbers = count()
 
 

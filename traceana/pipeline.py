@@ -17,7 +17,7 @@ from traceana.clock.align import solve_clock
 from traceana.clock.apply import apply_clock, shift_controls, shift_messages, shift_rows
 from traceana.clock.model import ClockModel
 from traceana.clock.prior import Assume
-from traceana.engine import open_engine
+from traceana.engine import beside, open_engine, side_by_side
 from traceana.errors import ModelError, TraceanaError
 from traceana.findings import answer, find
 from traceana.matching.collectives import match_collectives
@@ -137,8 +137,9 @@ def _align(path: Place, options: Options, say: Progress) -> _Aligned:
     assume = Assume.parse(options.assume)
     # Without a belief about the clocks, streams of messages that order alone leaves open stay unpaired.
     unknown = {"slack_ns": None} if assume.kind == "none" else {}
-    matched = match(capture, **unknown, progress=say)
-    collectives, lost = match_collectives(capture.ranks)
+    with beside(lambda: match_collectives(capture.ranks), alone=not capture.in_memory) as found:
+        matched = match(capture, **unknown, progress=say)
+    collectives, lost = found()
     say("align clocks")
     clock = solve_clock(
         capture.ranks,
@@ -243,9 +244,10 @@ def analyse(path: Place, options: Options | None = None, progress: Progress | No
     model, clock, capture = load_model(path, options or Options(), progress)
     results: dict[str, Result] = {}
     say = progress or _silent
-    for done, run in enumerate(ALL):
+    say("analyse", 0, len(ALL))
+    every = side_by_side(lambda run: run(model), ALL, alone=not capture.in_memory)
+    for done, result in enumerate(every, 1):
         say("analyse", done, len(ALL))
-        result = run(model)
         results[result.name] = result
     losses = collect_losses(capture, model, results)
     return Report(model, clock, results, _document(model, clock, results, losses), losses)

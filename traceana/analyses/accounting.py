@@ -8,7 +8,7 @@ from traceana.errors import ModelError
 from traceana.model.chain import CAUSES
 from traceana.model.kernel_classes import CLASSES
 from traceana.model.model import Model
-from traceana.result import Result
+from traceana.result import Result, Tables
 from traceana.tables.by_rank import ByRank
 
 __all__ = ["NAME", "run"]
@@ -68,7 +68,8 @@ def run(model: Model) -> Result:
         )
     losses = pl.concat([s.losses for s in model.states.values()])
     states = pl.concat([s.states for s in model.states.values()])
-    return Result(NAME, {"states": states, "unclassified": _unclassified(model)}, {"stages": stages}, losses)
+    tables = Tables({"states": states}, {"unclassified": lambda: _unclassified(model)})
+    return Result(NAME, tables, {"stages": stages}, losses)
 
 
 def _at(values: pl.Series, q: float) -> int | None:
@@ -81,7 +82,7 @@ def _unclassified(model: Model) -> pl.DataFrame:
     trace = model.trace
     other = [n for n, c in trace.kernel_class.items() if c == "other"]
     frames = [
-        r.device.filter(pl.col("name").cast(pl.String).is_in(other))
+        r.device.filter(pl.col("name").is_in(other))
         .filter((pl.col("ts_ns") < trace.window.end_ns) & (pl.col("end_ns") > trace.window.start_ns))
         .select(pl.col("name").cast(pl.String), (pl.col("end_ns") - pl.col("ts_ns")).alias("ns"))
         for r in trace.capture.ranks

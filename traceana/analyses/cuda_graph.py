@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from traceana.categories import matching
 from traceana.model.model import Model
 from traceana.result import Result
 
@@ -24,7 +25,7 @@ def run(model: Model) -> Result:
     for rank, tables in zip(model.trace.ranks, model.trace.capture.ranks, strict=True):
         begins = tables.calls.filter(
             pl.col("ts_ns").is_between(w.start_ns, w.end_ns, closed="left")
-            & pl.col("name").cast(pl.String).str.contains("StreamBeginCapture")
+            & matching(tables.calls.get_column("name"), "StreamBeginCapture")
         )
         mine = forwards.filter(pl.col("rank") == rank)
         median = mine.get_column("launch_ns").drop_nulls().quantile(0.5, "lower")

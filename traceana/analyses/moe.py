@@ -23,7 +23,7 @@ def run(model: Model) -> Result:
     for rank in trace.capture.ranks:
         me = rank.info.rank
         rows = (
-            rank.device.filter(pl.col("name").cast(pl.String).is_in(names))
+            rank.device.filter(pl.col("name").is_in(names))
             .filter((pl.col("ts_ns") < hi) & (pl.col("end_ns") > lo))
             .with_columns((pl.col("end_ns").clip(lo, hi) - pl.col("ts_ns").clip(lo, hi)).alias("ns"))
         )

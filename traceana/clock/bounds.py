@@ -14,6 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from traceana import schema
+from traceana.categories import matching
 from traceana.clock.prior import CPU_GPU_NS, SAME_HOST_NS, Prior, Probe
 from traceana.intervals import IntArray
 from traceana.matching.collectives import EVERYBODY_WAITS
@@ -161,7 +162,7 @@ def _within(rank: RankTables) -> list[Facts]:
     if rank.device.height == 0 or rank.calls.height == 0:
         return []
     issued = launches(rank)
-    work = pl.concat([rank.device.select("ts_ns", "end_ns", pl.col("name").cast(pl.String)), issued], how="horizontal")
+    work = pl.concat([rank.device.select("ts_ns", "end_ns", "name"), issued], how="horizontal")
     work = work.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("row"))
     work = work.filter(pl.col("call_ts_ns").is_not_null()).sort("call_ts_ns")
     here, there, no_kind = pl.lit(cpu(me)), pl.lit(gpu(me)), pl.lit("")
@@ -169,10 +170,10 @@ def _within(rank: RankTables) -> list[Facts]:
         _facts(work, "launch", a=here, b=there, upper_ns=pl.col("ts_ns") - pl.col("call_ts_ns"),
                at_ns=pl.col("call_ts_ns"), kind=no_kind, ordinal=pl.col("row"))
     ]  # fmt: skip
-    pageable = work.filter(pl.col("name").str.contains("Device -> Pageable", literal=True))
+    pageable = work.filter(matching(work.get_column("name"), "Device -> Pageable"))
     syncs = [pageable.select("row", "end_ns", pl.col("call_end_ns").alias("return_ns"))]
     devices = rank.device.get_column("device").n_unique()
-    calls = rank.calls.filter(pl.col("name").cast(pl.String).is_in(["cudaDeviceSynchronize", "hipDeviceSynchronize"]))
+    calls = rank.calls.filter(pl.col("name").is_in(["cudaDeviceSynchronize", "hipDeviceSynchronize"]))
     if calls.height and devices == 1 and work.height:
         last = np.maximum.accumulate(work.get_column("end_ns").to_numpy())
         before = np.searchsorted(work.get_column("call_ts_ns").to_numpy(), calls.get_column("ts_ns").to_numpy()) - 1

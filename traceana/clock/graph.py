@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from traceana.arrays import distinct
 from traceana.intervals import IntArray
 
 __all__ = [
@@ -58,11 +59,16 @@ class Pattern:
 
 def tightest(nodes: int, a: IntArray, b: IntArray, w: IntArray, fact: IntArray) -> Edges:
     """The least `w` of every pair (a, b); ties go to the lower `fact`."""
-    order = np.lexsort((fact, w, a, b))
+    if not a.size:
+        return Edges(nodes, a, b, w, fact)
+    order = np.argsort(b * nodes + a, kind="stable")
     a, b, w, fact = a[order], b[order], w[order], fact[order]
-    first = np.ones(a.size, dtype=bool)
-    first[1:] = (a[1:] != a[:-1]) | (b[1:] != b[:-1])
-    return Edges(nodes, a[first], b[first], w[first], fact[first])
+    new = np.ones(a.size, dtype=bool)
+    new[1:] = (a[1:] != a[:-1]) | (b[1:] != b[:-1])
+    first = np.flatnonzero(new)
+    least = np.minimum.reduceat(w, first)
+    late = np.where(w == np.repeat(least, np.diff(first, append=a.size)), fact, np.iinfo(np.int64).max)
+    return Edges(nodes, a[first], b[first], least, np.minimum.reduceat(late, first))
 
 
 def sane(edges: Edges) -> Edges:
@@ -75,7 +81,8 @@ def sane(edges: Edges) -> Edges:
 def make_pattern(nodes: int, a: IntArray, b: IntArray) -> Pattern:
     """An order of elimination for the edges given: nodes with the fewest neighbours first."""
     near: list[set[int]] = [set() for _ in range(nodes)]
-    for x, y in zip(a.tolist(), b.tolist(), strict=True):
+    pairs = distinct(np.minimum(a, b) * nodes + np.maximum(a, b))
+    for x, y in zip((pairs // nodes).tolist(), (pairs % nodes).tolist(), strict=True):
         if x != y:
             near[x].add(y)
             near[y].add(x)

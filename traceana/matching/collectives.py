@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from traceana import schema
+from traceana.categories import matching
 from traceana.intervals import IntArray
 from traceana.matching.p2p import bytes_of
 from traceana.tables import RankTables
@@ -53,9 +54,10 @@ def _kernels(rank: RankTables) -> pl.DataFrame:
     guess = pl.lit(None, dtype=pl.String)
     for pattern, collective in reversed(_BY_NAME):
         guess = pl.when(name.str.contains(pattern)).then(pl.lit(collective)).otherwise(guess)
+    known = pl.col("collective").is_not_null() | matching(rank.device.get_column("name"), _KERNEL)
     return (
         rank.device.with_row_index("row")
-        .filter((pl.col("kind") == "kernel") & (said.is_not_null() | name.str.contains(_KERNEL)))
+        .filter((pl.col("kind") == "kernel") & known)
         .filter(said.is_null() | ~said.is_in(["send", "recv", "coalesced"]))
         .filter(pl.col("src_rank").is_null() & pl.col("dst_rank").is_null())
         .select(

@@ -55,7 +55,7 @@ def p2p_endpoints(rank: RankTables, visits: pl.DataFrame, calls: pl.DataFrame) -
     me = rank.info.rank
     joined = pl.concat([rank.device.with_row_index("row"), calls], how="horizontal")
     rows = (
-        joined.filter(pl.col("collective").cast(pl.String).is_in(["send", "recv"]))
+        joined.filter(pl.col("collective").is_in(["send", "recv"]))
         .filter(pl.col("src_rank").is_not_null() | pl.col("dst_rank").is_not_null())
         .with_columns(
             pl.lit(me).cast(pl.Int32).alias("rank"),

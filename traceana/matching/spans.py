@@ -16,7 +16,7 @@ ANCHORS = ("recv_requests", "scheduler.recv_requests")
 
 def main_thread(rank: RankTables) -> int | None:
     """The thread that schedules: the one with the most `recv_requests` spans, else with the most annotations."""
-    names = rank.annotations.filter(pl.col("name").cast(pl.String).is_in(ANCHORS))
+    names = rank.annotations.filter(pl.col("name").is_in(ANCHORS))
     frame = names if names.height else rank.annotations
     if frame.height == 0:
         frame = rank.calls

@@ -54,7 +54,7 @@ def find_visits(rank: RankTables, *, slots: int | None = None, first: int = 0) -
     complete[0] = complete[-1] = False
     frame = pl.DataFrame({"visit": ordinal, "ts_ns": start, "end_ns": end, "complete": complete})
     runs = _first_set(own, _RUNS)[1]
-    finished = own.filter(~pl.col("finished") & pl.col("name").cast(pl.String).is_in(_RUNS))
+    finished = own.filter(~pl.col("finished") & pl.col("name").is_in(_RUNS))
     run_frame = pl.DataFrame(
         {
             "visit": np.searchsorted(start, runs.start, side="right") - 1,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import polars as pl
 
 from traceana import schema
 from traceana.arrays import distinct
+from traceana.engine import side_by_side
 from traceana.intervals import IntArray, Intervals, intersect_pairs, subtract
 from traceana.model.chain import (
     CAUSES,
@@ -58,7 +60,14 @@ class _Blamer:
     def __init__(self, trace: Trace, states: Mapping[int, DeviceStates]) -> None:
         self.trace = trace
         self.states = states
-        self.phases = [host_phases(r, trace.visits.filter(pl.col("rank") == r.info.rank)) for r in trace.capture.ranks]
+        self.alone = not trace.capture.in_memory
+        self.phases = list(
+            side_by_side(
+                lambda r: host_phases(r, trace.visits.filter(pl.col("rank") == r.info.rank)),
+                trace.capture.ranks,
+                alone=self.alone,
+            )
+        )
         self.graph = build_graph(trace, self.phases)
         self.phase_cause = [
             p.get_column("cause").replace_strict(CODE, return_dtype=pl.Int64).to_numpy() for p in self.phases
@@ -67,7 +76,11 @@ class _Blamer:
         # A collective that waits for its last rank needs no chain, and what comes before it ends at its start.
         self.labels = [_spans(states[r].labels) for r in trace.ranks]
         self.idle = [subtract(states[r].bubbles, label) for r, label in zip(trace.ranks, self.labels, strict=True)]
-        self.gaps: list[Gaps] = [find_gaps(self.graph, i, idle, communication) for i, idle in enumerate(self.idle)]
+        self.gaps: list[Gaps] = list(
+            side_by_side(
+                lambda i: find_gaps(self.graph, i, self.idle[i], communication), range(len(self.idle)), alone=self.alone
+            )
+        )
         self.head = np.concatenate([g.head for g in self.gaps])
         self.begin = np.concatenate([g.begin for g in self.gaps])
         self.first = np.cumsum([0, *(g.head.size for g in self.gaps)])
@@ -97,18 +110,25 @@ class _Blamer:
             links = replace(links, chain=which[links.chain])
             chains.append(links.kept())
             seen.append((which[chain], rank))
-            bounds = np.searchsorted(links.chain, self.first[first : last + 1])
-            for i in range(first, last):
-                own = Links(*(getattr(links, f)[bounds[i - first] : bounds[i - first + 1]] for f in Links.__slots__))
-                cut = self._in_phases(own, np.zeros(n, dtype=np.int64))
-                if self.u.any():
-                    self.edges.append(unsure_edges(i, cut.gap, cut.lo, cut.hi, cut.cause, cut.root, self.u, self.room))
-                pieces.append(in_order([*self._in_bubbles(cut, i), *self._without_chain(i)]).kept())
+            for own, edges in side_by_side(partial(self._of_rank, links), range(first, last), alone=self.alone):
+                pieces.append(own)
+                if edges is not None:
+                    self.edges.append(edges)
             first = last
         every = Links(*(np.concatenate([getattr(c, f) for c in chains]) for f in Links.__slots__))
         waits = np.arange(self.head.size), self.waiter
         touched = [np.concatenate([waits[k], *(s[k] for s in seen)]) for k in (0, 1)]
         return pieces, every, (touched[0], touched[1])
+
+    def _of_rank(self, links: Links, rank: int) -> tuple[Pieces, Intervals | None]:
+        """The bubbles of the rank at position `rank` in pieces, its chains among `links`; and its unsure edges."""
+        low, high = np.searchsorted(links.chain, self.first[rank : rank + 2])
+        own = Links(*(getattr(links, f)[low:high] for f in Links.__slots__))
+        cut = self._in_phases(own, np.zeros(len(self.trace.ranks), dtype=np.int64))
+        edges = None
+        if self.u.any():
+            edges = unsure_edges(rank, cut.gap, cut.lo, cut.hi, cut.cause, cut.root, self.u, self.room)
+        return in_order([*self._in_bubbles(cut, rank), *self._without_chain(rank)]).kept(), edges
 
     def moved(self, graph: Graph, holds: Holds, chains: IntArray, shift: IntArray) -> dict[int, Pieces]:
         """The bubbles of `chains` in pieces, by waiting rank, on the waiters' own (unmoved) clocks; `graph` has clocks
@@ -200,7 +220,7 @@ def _communication(trace: Trace) -> np.ndarray:
     for rank in trace.capture.ranks:
         names = rank.device.get_column("name")
         nccl = [n for n in names.unique().cast(pl.String).to_list() if is_communication(n)]
-        found.append(names.cast(pl.String).is_in(nccl).to_numpy())
+        found.append(names.is_in(nccl).to_numpy())
     return np.concatenate(found)
 
 
@@ -251,11 +271,15 @@ def blame(
     for i, spans_of in enumerate(blamer.edges):
         doubt[i].append(spans_of)
     forwards = ForwardParts(trace, blamer.graph)
-    frames = []
-    for spans in doubt:
-        pieces = base.pop(0)  # its memory is needed for the table
-        marked = mark_ambiguous(pieces, spans) if spans else pieces
-        frames.append(attribution_rows(forwards.split(marked), blamer.known))
+    left = dict(enumerate(base))
+    base.clear()
+
+    def rows(i: int) -> pl.DataFrame:
+        pieces = left.pop(i)  # its memory is needed for the table
+        marked = mark_ambiguous(pieces, doubt[i]) if doubt[i] else pieces
+        return attribution_rows(forwards.split(marked), blamer.known)
+
+    frames = list(side_by_side(rows, range(n), alone=blamer.alone))
     return Blame(
         pl.concat(frames) if frames else schema.ATTRIBUTION.empty(),
         links,

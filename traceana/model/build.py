@@ -38,7 +38,7 @@ def build_trace(
     common = common_window(capture.ranks, matched.visits, forwards)
     if window is not None:
         common = narrow(common, common.start_ns + window[0], common.start_ns + window[1])
-    names = [r.device.get_column("name").cast(pl.String).unique() for r in capture.ranks]
+    names = [r.device.get_column("name").unique().cast(pl.String) for r in capture.ranks]
     at_middle: Mapping[int, int | None] = dict(clock.select("rank", "uncertainty_ns").iter_rows())
     return Trace(
         capture=capture,

@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 
 from traceana import schema
+from traceana.categories import matching
 from traceana.intervals import Intervals, within
 from traceana.matching.spans import main_thread
 from traceana.tables import RankTables
@@ -25,7 +26,7 @@ def forward_of_activities(rank: RankTables, visits: pl.DataFrame, launches: pl.D
     spans = Intervals(runs.get_column("run_ts_ns").to_numpy(), runs.get_column("stop").to_numpy())
     issued = launches.get_column("call_ts_ns").fill_null(-1).to_numpy()
     index = within(issued, spans)
-    p2p = rank.device.get_column("collective").cast(pl.String).is_in(["send", "recv"]).fill_null(False).to_numpy()
+    p2p = rank.device.get_column("collective").is_in(["send", "recv"]).fill_null(False).to_numpy()
     tid = main_thread(rank)
     other = (launches.get_column("call_tid") != tid).fill_null(True).to_numpy()
     ordinal = np.append(runs.get_column("visit").to_numpy(), -1)
@@ -55,9 +56,10 @@ def find_forwards(rank: RankTables, visits: pl.DataFrame, launches: pl.DataFrame
         pl.len().cast(pl.Int32).alias("kernels"),
     )
     calls = frame.filter(pl.col("call_row").is_not_null()).unique(["visit", "call_row"])
+    calls = calls.with_columns(matching(calls.get_column("call_name"), "GraphLaunch").alias("graphs"))
     priced = calls.group_by("visit").agg(
         (pl.col("call_end_ns") - pl.col("call_ts_ns")).sum().alias("launch_ns"),
-        pl.col("call_name").cast(pl.String).str.contains("GraphLaunch").sum().cast(pl.Int32).alias("graphs"),
+        pl.col("graphs").sum().cast(pl.Int32),
     )
     about = visits.select("rank", "visit", "slot", "mode", "batch_size", "tokens")
     out = totals.join(priced, on="visit", how="left").join(about, on="visit", how="left").sort("visit")

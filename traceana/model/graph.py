@@ -15,6 +15,8 @@ import numpy as np
 import polars as pl
 
 from traceana.arrays import distinct, groups_of, numbered
+from traceana.categories import matching
+from traceana.engine import side_by_side
 from traceana.errors import ModelError
 from traceana.intervals import IntArray, Intervals
 from traceana.matching.spans import main_thread
@@ -151,14 +153,15 @@ def _forward_ends(visits: pl.DataFrame, member: IntArray, end: IntArray) -> IntA
 
 
 def _communication(rank: RankTables) -> np.ndarray:
-    names = rank.device.get_column("name").cast(pl.String)
-    return names.is_in([n for n in names.unique() if is_communication(n)]).to_numpy()
+    names = rank.device.get_column("name")
+    return names.is_in([n for n in names.unique().cast(pl.String) if is_communication(n)]).to_numpy()
 
 
 def _rank_activities(
-    trace: Trace, phases: pl.DataFrame, index: int, first: int, threads: dict[tuple[int, int], int]
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The columns of the activities of one rank, and the visit of the forward that each belongs to."""
+    trace: Trace, phases: pl.DataFrame, index: int
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """The columns of the activities of one rank (indices count from its own first), the visit of the forward that each
+    belongs to, and the id of the thread that launched it."""
     rank = trace.capture.ranks[index]
     me = rank.info.rank
     launch = trace.launches[me]
@@ -169,9 +172,6 @@ def _rank_activities(
     call_start = frame.get_column("call_ts_ns").fill_null(int(NEVER)).to_numpy()
     call_end = frame.get_column("call_end_ns").fill_null(int(NEVER)).to_numpy()
     tid = frame.get_column("call_tid").fill_null(-1).to_numpy()
-    thread = np.full(n, -1, dtype=np.int64)
-    for t in distinct(tid[tid >= 0]):
-        thread[tid == t] = threads.setdefault((index, int(t)), len(threads))
     order = np.lexsort((np.arange(n), start, stream))
     previous = np.full(n, -1, dtype=np.int64)
     same = stream[order][1:] == stream[order][:-1]
@@ -181,10 +181,10 @@ def _rank_activities(
     e1 = np.where(previous >= 0, np.minimum(end[np.maximum(previous, 0)], start), NEVER)
     released = np.maximum(e1, np.where(call_start == NEVER, NEVER, np.minimum(call_end, start)))
     issued = np.where(call_start == NEVER, start, call_start)
-    receives = (rank.device.get_column("collective").cast(pl.String) == "recv").fill_null(False).to_numpy()
-    sends = (rank.device.get_column("collective").cast(pl.String) == "send").fill_null(False).to_numpy()
+    receives = (rank.device.get_column("collective") == "recv").fill_null(False).to_numpy()
+    sends = (rank.device.get_column("collective") == "send").fill_null(False).to_numpy()
     lane = 2 * numbered(stream)[1] + sends
-    if rank.calls.get_column("name").cast(pl.String).unique().str.contains(STREAM_WAITS).any():
+    if rank.calls.get_column("name").unique().cast(pl.String).str.contains(STREAM_WAITS).any():
         runs = _runs(visits)
         calls = Issued(issued, tid, lane // 2, _communication(rank), sends)
         waits = find_stream_waits(rank, calls, Intervals(*runs), main_thread(rank))
@@ -197,43 +197,39 @@ def _rank_activities(
         {
             "rank": np.full(n, index, dtype=_INDEX), "row": np.arange(n, dtype=_INDEX), "start": start, "end": end,
             "stream": stream, "lane": lane.astype(_INDEX), "call_start": call_start, "call_end": call_end,
-            "thread": thread.astype(_INDEX), "forward": none, "send_of": none, "recv_of": none,
+            "thread": none.copy(), "forward": none, "send_of": none, "recv_of": none,
             "waits": np.zeros(n, dtype=np.int64), "receives": receives, "sends": sends,
-            "previous": np.where(previous >= 0, previous + first, -1).astype(_INDEX),
-            "other": np.where(other >= 0, other + first, -1).astype(_INDEX),
+            "previous": previous.astype(_INDEX), "other": other.astype(_INDEX),
         },
         member,
+        tid,
     )  # fmt: skip
 
 
-def _sync_stops(
-    trace: Trace, phases: pl.DataFrame, index: int, act: Activities, threads: dict[tuple[int, int], int]
-) -> list[IntArray]:
-    """thread, start, end, activity of every blocking sync that work issued before it ended within.
+def _sync_stops(trace: Trace, phases: pl.DataFrame, index: int, act: Activities) -> list[IntArray]:
+    """Thread id, start, end, activity of every blocking sync that work issued before it ended within.
 
     Which event or stream a sync waits for the trace does not say. A stream sync follows the copy it is for: PyTorch
     syncs the stream it has just copied on. For the rest, a lane is waited for at a site (a call in a span of the
     scheduler) unless, at any instance, its last work issued before the call was still running when the call returned.
     """
     rank = trace.capture.ranks[index]
-    calls = rank.calls.filter(pl.col("name").cast(pl.String).str.contains(_SYNCS))
+    calls = rank.calls.filter(matching(rank.calls.get_column("name"), _SYNCS))
     here = act.of_rank(index)
     mine = here.start + np.flatnonzero(act.call_start[here] != NEVER)
     if calls.height == 0 or mine.size == 0:
         return [np.zeros(0, dtype=np.int64)] * 4
     start, end = calls.get_column("ts_ns").to_numpy(), calls.get_column("end_ns").to_numpy()
-    thread = np.array(
-        [threads.setdefault((index, int(t)), len(threads)) for t in calls.get_column("tid")], dtype=np.int64
-    )
+    thread = calls.get_column("tid").to_numpy()
     site = groups_of(calls.get_column("name").to_physical().to_numpy().astype(np.int64), span_numbers(phases, start))
     mine = mine[np.argsort(act.call_start[mine], kind="stable")]
     only = np.full(start.size, -1, dtype=np.int64)
     at = np.searchsorted(act.call_start[mine], start, side="left") - 1
-    by_stream = calls.get_column("name").cast(pl.String).str.contains("StreamSynchronize").to_numpy() & (at >= 0)
+    by_stream = matching(calls.get_column("name"), "StreamSynchronize").to_numpy() & (at >= 0)
     only[by_stream] = act.stream[mine[at[by_stream]]]
     found = np.full(start.size, -1, dtype=np.int64)
     best = start.copy()
-    everything = calls.get_column("name").cast(pl.String).str.contains("DeviceSynchronize|Ctx").to_numpy()
+    everything = matching(calls.get_column("name"), "DeviceSynchronize|Ctx").to_numpy()
     for lane in distinct(act.lane[mine]):
         members = mine[act.lane[mine] == lane]
         at = np.searchsorted(act.call_start[members], start, side="left") - 1
@@ -272,6 +268,13 @@ def _boundaries(trace: Trace, index: int, tid: int) -> IntArray:
     return distinct(np.concatenate(parts))
 
 
+def _numbers(threads: dict[tuple[int, int], int], index: int, tid: IntArray) -> IntArray:
+    """The numbers of the threads `tid` of the rank at `index` in `threads`, which is given the new ones."""
+    different, place = numbered(tid)
+    numbers = [threads.setdefault((index, t), len(threads)) for t in different.tolist()]
+    return np.array(numbers, dtype=np.int64)[place]
+
+
 def build_graph(trace: Trace, phases: Sequence[pl.DataFrame]) -> Graph:
     """The graph of `trace`; `phases` are the `host_phases` of each rank, by position."""
     ranks = trace.ranks
@@ -289,8 +292,13 @@ def build_graph(trace: Trace, phases: Sequence[pl.DataFrame]) -> Graph:
     members: list[np.ndarray] = []
     firsts: list[int] = []
     total = 0
-    for i in range(len(ranks)):
-        part, member = _rank_activities(trace, phases[i], i, total, threads)
+    alone = not trace.capture.in_memory
+    every = side_by_side(lambda i: _rank_activities(trace, phases[i], i), range(len(ranks)), alone=alone)
+    for i, (part, member, launcher) in enumerate(every):
+        for name in ("previous", "other"):
+            part[name] += np.where(part[name] >= 0, total, 0).astype(_INDEX)
+        launched = launcher >= 0
+        part["thread"][launched] = _numbers(threads, i, launcher[launched])
         firsts.append(total)
         total += member.size
         if total > np.iinfo(_INDEX).max:
@@ -339,18 +347,15 @@ def build_graph(trace: Trace, phases: Sequence[pl.DataFrame]) -> Graph:
     commit = [c_src, c.get_column("send_ts_ns").to_numpy(), c.get_column("send_end_ns").to_numpy()]
     whole = np.flatnonzero(c.get_column("committed").fill_null(True).to_numpy())
     stops.append([*(x[whole] for x in commit), np.full(whole.size, STOP_COMMIT), whole])
-    for i in range(len(ranks)):
-        alone = _lone_receives(trace, i, mains[i])
-        stops.append(
-            [
-                np.full(alone.start.size, mains[i]),
-                *alone,
-                np.full(alone.start.size, STOP_ALONE),
-                np.zeros_like(alone.start),
-            ]
-        )
-        thread, start, end, ref = _sync_stops(trace, phases[i], i, act, threads)
-        stops.append([thread, start, end, np.full(thread.size, STOP_SYNC), ref])
+    found = side_by_side(
+        lambda i: (_lone_receives(trace, i, mains[i]), _sync_stops(trace, phases[i], i, act)),
+        range(len(ranks)),
+        alone=alone,
+    )
+    for i, (lone, (holder, start, end, ref)) in enumerate(found):
+        n = lone.start.size
+        stops.append([np.full(n, mains[i]), *lone, np.full(n, STOP_ALONE), np.zeros_like(lone.start)])
+        stops.append([_numbers(threads, i, holder), start, end, np.full(holder.size, STOP_SYNC), ref])
     joined = [np.concatenate([s[k] for s in stops]).astype(np.int64) for k in range(5)]
     lasting = joined[2] > joined[1]  # an instant holds nobody up
     joined = [x[lasting] for x in joined]
@@ -363,8 +368,9 @@ def build_graph(trace: Trace, phases: Sequence[pl.DataFrame]) -> Graph:
     done, posted = c.get_column("recv_end_ns").to_numpy(), c.get_column("recv_ts_ns").to_numpy()
     begin = np.full(len(threads), np.iinfo(np.int64).max)
     of_thread = np.searchsorted(s_thread, np.arange(len(threads) + 1))
-    for (i, tid), thread_no in sorted(threads.items()):  # by rank: its tables may have to be read from the store
-        marks = _boundaries(trace, i, tid)
+    known = sorted(threads.items())  # by rank: its tables may have to be read from the store
+    bounds = side_by_side(lambda thread: _boundaries(trace, *thread[0]), known, alone=alone)
+    for (_, thread_no), marks in zip(known, bounds, strict=True):
         if marks.size == 0:
             continue
         begin[thread_no] = marks[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from traceana.categories import matching
 from traceana.matching.spans import main_thread
 from traceana.model.chain import held_commits
 from traceana.model.forwards import forward_of_activities
@@ -26,7 +27,7 @@ def forward_gpu_ns(model: Model, rank: int) -> pl.DataFrame:
         .with_columns(pl.Series("visit", forward_of_activities(table, visits, launch)))
         .filter(pl.col("visit") >= 0)
     )
-    graph = pl.col("call_name").cast(pl.String).str.contains("GraphLaunch")
+    graph = matching(frame.get_column("call_name"), "GraphLaunch")
     whole = frame.filter(graph).group_by("visit", "correlation").agg(pl.col("ts_ns").min(), pl.col("end_ns").max())
     spans = pl.concat(
         [whole.select("visit", "ts_ns", "end_ns"), frame.filter(~graph).select("visit", "ts_ns", "end_ns")]

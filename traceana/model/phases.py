@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 
 from traceana.arrays import distinct
+from traceana.categories import matching
 from traceana.intervals import IntArray, Intervals, within
 from traceana.matching.spans import main_thread
 from traceana.tables import RankTables
@@ -58,11 +59,9 @@ def host_phases(rank: RankTables, visits: pl.DataFrame) -> pl.DataFrame:
         return pl.DataFrame(schema=_SCHEMA)
     tid = main_thread(rank)
     own = rank.annotations.filter(pl.col("tid") == tid)
-    spans = own.filter(~pl.col("name").cast(pl.String).str.contains(_NOT_PHASES)).sort(
-        "ts_ns", "end_ns", descending=[False, True]
-    )
+    spans = own.filter(~matching(own.get_column("name"), _NOT_PHASES)).sort("ts_ns", "end_ns", descending=[False, True])
     start, end = spans.get_column("ts_ns").to_numpy(), spans.get_column("end_ns").to_numpy()
-    graph = rank.calls.filter((pl.col("tid") == tid) & pl.col("name").cast(pl.String).str.contains("GraphLaunch"))
+    graph = rank.calls.filter((pl.col("tid") == tid) & matching(rank.calls.get_column("name"), "GraphLaunch"))
     over = rank.overheads
     visit_start, visit_end = visits.get_column("ts_ns").to_numpy(), visits.get_column("end_ns").to_numpy()
     marks = [start, end, visit_start, visit_end]

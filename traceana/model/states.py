@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from traceana import schema
+from traceana.engine import side_by_side
 from traceana.intervals import Intervals, intersect, intersect_pairs, subtract, union
 from traceana.model.kernel_classes import is_communication
 from traceana.model.trace import Trace
@@ -65,12 +66,17 @@ def all_states(trace: Trace, progress: Callable[[str, int, int], None] | None = 
     messages = ByRank(message_parts(trace.messages, trace.uncertainty_ns))
     gathered = ByRank(collective_parts(trace.collectives, trace.uncertainty_ns))
     forwards = ByRank(trace.forwards)
+
+    def one(rank: RankTables) -> DeviceStates:
+        me = rank.info.rank
+        return _states(rank, trace, messages[me], gathered[me], forwards[me])
+
     states: dict[int, DeviceStates] = {}
-    for done, rank in enumerate(trace.capture.ranks):
+    every = side_by_side(one, trace.capture.ranks, alone=not trace.capture.in_memory)
+    for done, me in enumerate(trace.ranks):
         if progress is not None:
             progress("account for every nanosecond", done, len(trace.ranks))
-        me = rank.info.rank
-        states[me] = _states(rank, trace, messages[me], gathered[me], forwards[me])
+        states[me] = next(every)
     return states
 
 
@@ -82,22 +88,22 @@ def _states(
     lo, hi = trace.window.start_ns, trace.window.end_ns
     device = rank.device.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
     near = device.filter((pl.col("end_ns") > lo) & (pl.col("ts_ns") < hi))
-    names = near.get_column("name").cast(pl.String).unique()
+    names = near.get_column("name").unique().cast(pl.String)
     nccl = [n for n in names if is_communication(n)]
-    text = pl.col("name").cast(pl.String)
+    text = pl.col("name")
     near = near.with_columns(
         text.is_in(nccl).alias("communication"),
         text.replace_strict(dict(trace.kernel_class), default="other", return_dtype=pl.String).alias("kernel_class"),
     )
     compute = near.filter(~pl.col("communication")).select("ts_ns", "end_ns", "stream", "kernel_class")
-    p2p = near.filter(pl.col("collective").cast(pl.String).is_in(["send", "recv"]).fill_null(False))
+    p2p = near.filter(pl.col("collective").is_in(["send", "recv"]).fill_null(False))
     lone = p2p.join(parts.select("row"), on="row", how="anti")
     other = near.filter(pl.col("communication")).join(p2p.select("row"), on="row", how="anti")
     # In a pipeline a SendRecv kernel without arguments is most likely a send or a receive. It is never work; whether it
     # waits or moves data, and for whom, the trace does not say.
     mute = other.clear()
     if trace.topology.is_pipeline:
-        silent = text.str.contains("SendRecv") & pl.col("collective").is_null()
+        silent = text.cast(pl.String).str.contains("SendRecv") & pl.col("collective").is_null()
         mute, other = other.filter(silent), other.filter(~silent)
     matched = other.join(gathered.select("row", "sure_ns"), on="row", how="inner")
     alone = other.join(gathered.select("row"), on="row", how="anti").with_columns(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from traceana.categories import matching
 from traceana.intervals import IntArray, Intervals, within
 from traceana.tables import RankTables
 
@@ -74,10 +75,10 @@ def _pick(values: IntArray, index: IntArray, missing: np.int64) -> IntArray:
 
 def find_stream_waits(rank: RankTables, issued: Issued, runs: Intervals, main: int | None) -> StreamWaits:
     """The stream waits of one rank. `runs` are the `run_batch` spans of its thread `main`; both may be missing."""
-    text = pl.col("name").cast(pl.String)
-    calls = rank.calls.filter(text.str.contains(f"{STREAM_WAITS}|{_RECORDS}")).with_columns(
-        text.str.contains(STREAM_WAITS).alias("waits"), text.str.contains(_FLAGGED).alias("flagged")
-    )
+    text = pl.col("name")
+    calls = rank.calls.filter(matching(rank.calls.get_column("name"), f"{STREAM_WAITS}|{_RECORDS}"))
+    names = calls.get_column("name")
+    calls = calls.with_columns(matching(names, STREAM_WAITS).alias("waits"), matching(names, _FLAGGED).alias("flagged"))
     parts: list[StreamWaits] = []
     for tid in calls.filter("waits").get_column("tid").unique().sort():
         own = calls.filter(pl.col("tid") == tid).sort("ts_ns", maintain_order=True)

@@ -61,6 +61,11 @@ class RankTables:
     overheads: pl.DataFrame = field(default_factory=schema.OVERHEADS.empty)
     losses: pl.DataFrame = field(default_factory=schema.LOSSES.empty)
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether the frames are held here, and not read anew when they are asked for."""
+        return True
+
     def of(self, info: RankInfo, losses: pl.DataFrame) -> RankTables:
         """The same tables as those of another rank."""
         return replace(self, info=info, losses=losses)
@@ -96,3 +101,8 @@ class CaptureTables:
     gpu_samples: pl.DataFrame = field(default_factory=schema.GPU_SAMPLES.empty)
     manifest: Mapping[str, object] | None = None
     losses: pl.DataFrame = field(default_factory=schema.LOSSES.empty)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the tables of all ranks are."""
+        return all(rank.in_memory for rank in self.ranks)

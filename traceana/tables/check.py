@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from traceana.categories import matching
 from traceana.sources.kineto_events import GPU_ANNOTATION, MEMSET, OVERHEAD, Events
 from traceana.sources.losses import Loss, loss
 
@@ -149,7 +150,7 @@ def _check_device(device: pl.DataFrame, rank: int) -> list[Loss]:
 
 def _check_launches(launched: pl.DataFrame, known: pl.DataFrame, rank: int) -> list[Loss]:
     """Launch calls without an activity: expected where the profiler started or stopped in between, else a hole."""
-    launches = known.filter(pl.col("name").cast(pl.String()).str.contains(_LAUNCH))
+    launches = known.filter(matching(known.get_column("name"), _LAUNCH))
     lone = launches.join(launched, on="correlation", how="anti").get_column("ts_ns")
     if not lone.len():
         return []

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from traceana.categories import matching
 from traceana.sources.kineto_events import COMMUNICATION, Events, communication_frame
 from traceana.tables.capture import RankInfo
 
@@ -30,10 +31,8 @@ def message_columns(
     found = _gather(said.drop("row"), by_row[rows])
     if not device.height:
         return found
-    names = device.get_column("name")
-    different = names.unique()
-    nccl = different.filter(different.cast(pl.String()).str.contains(_NCCL))
-    silent = np.flatnonzero((names.is_in(nccl.implode()) & found.get_column("collective").is_null()).to_numpy())
+    nccl = matching(device.get_column("name"), _NCCL)
+    silent = np.flatnonzero((nccl & found.get_column("collective").is_null()).to_numpy())
     if not silent.size or not (said.height or spans.height):
         return found
     kernels = device[silent].select("ts_ns", "device", "stream", "external_id").with_columns(at=pl.Series(silent))

@@ -180,7 +180,7 @@ def table_bytes(tables: RankTables) -> int:
 
 
 def _write(frame: pl.DataFrame, to: Path | io.BytesIO) -> None:
-    frame.write_parquet(to, compression="lz4", statistics=False)
+    frame.write_parquet(to, compression="uncompressed", statistics=False)
 
 
 def _entry(key: str) -> str:

@@ -66,6 +66,11 @@ class StoredTables(RankTables):
             raise AttributeError(name)
         return self._kept.get((self._number, name), self._read)
 
+    @property
+    def in_memory(self) -> bool:
+        """They are read when they are asked for."""
+        return False
+
     def of(self, info: RankInfo, losses: pl.DataFrame) -> StoredTables:
         """The same frames under another name."""
         return StoredTables(info, losses, self._read, self._kept)

@@ -57,7 +57,7 @@ class LocalServer:
 
 def look_at(server: HttpServer) -> LocalServer:
     """The processes behind a server on this host."""
-    pid = listening_pid(server.port) if is_local(server.host) or server.host in _own_names() else None
+    pid = listening_pid(server.port) if is_local(server.host) else None
     if pid is None:
         return LocalServer()
     found = schedulers(pid)
@@ -170,14 +170,6 @@ def server_row(server: HttpServer, info: ServerInfo, local: LocalServer, *, star
 def command_row(local: LocalServer, given: tuple[str, ...]) -> list[str]:
     """The command that started the server, secrets masked: as given after `--`, else as its process shows it."""
     return mask_command(given or local.command)
-
-
-def _own_names() -> set[str]:
-    name = socket.gethostname()
-    found = {name, socket.getfqdn(name)}
-    with contextlib.suppress(OSError):
-        found |= {str(a[4][0]) for a in socket.getaddrinfo(name, None)}
-    return found
 
 
 def python_version(local: LocalServer) -> str | None:

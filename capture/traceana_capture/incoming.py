@@ -30,9 +30,9 @@ class Incoming:
     seen: tuple[Path, ...]
 
     @classmethod
-    def new(cls, folder: Path, local: LocalServer, server_dir: str | None) -> Incoming:
+    def new(cls, folder: Path, local: LocalServer, server_dir: str | None, *, one_host: bool) -> Incoming:
         """A folder of its own for one profile. By default inside the capture folder; where that disk is nearly full and
-        the server runs on this host, in the temporary folder, which torch needs anyway: the scheduler that exports to a
+        the whole server runs on this host (`one_host`), in the temporary folder, which torch needs anyway: the scheduler that exports to a
         full disk dies. For a server that sees another file system (a container), also where its own root holds that path.
         Raises CaptureError where it cannot be made."""
         name = f"incoming-{time.time_ns()}"
@@ -45,7 +45,7 @@ class Incoming:
             return cls(f"{there.rstrip('/')}/{name}", (seen,))
         told = folder.resolve() / "incoming" / name
         temporary = Path(tempfile.gettempdir()).resolve()
-        if local.pid is not None and _free(folder) < min(_TIGHT, _free(temporary)):
+        if one_host and local.pid is not None and _free(folder) < min(_TIGHT, _free(temporary)):
             told = temporary / f"traceana-{name}"
         try:
             told.mkdir(parents=True)

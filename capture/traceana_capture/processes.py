@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -42,8 +43,16 @@ class Scheduler:
 
 
 def is_local(host: str) -> bool:
-    """Whether `host` names this machine's loopback (a server there has its processes here, or in a container here)."""
-    return host in ("localhost", "::1", "0.0.0.0") or host.startswith("127.")
+    """Whether `host` names this machine: its loopback, or an address of its own, on which only it can listen (a server
+    there has its processes here, or in a container here)."""
+    if host in ("localhost", "::1", "0.0.0.0") or host.startswith("127."):
+        return True
+    with contextlib.suppress(OSError):
+        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as one:
+                one.bind(address)
+                return True
+    return False
 
 
 def listening_pid(port: int) -> int | None:

@@ -233,7 +233,7 @@ class Session:
         return outcome
 
     def _new_profile(self, info: ServerInfo, steps: int) -> Profile:
-        incoming = Incoming.new(self.folder, self._local, self.options.server_dir)
+        incoming = Incoming.new(self.folder, self._local, self.options.server_dir, one_host=info.nnodes == 1)
         self._incoming.append(incoming)
         profile = Profile(
             self.server,

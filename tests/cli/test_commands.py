@@ -127,3 +127,26 @@ def test_help_imports_no_tables() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "capture" in done.stdout
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_the_rank_that_a_dying_server_left_is_reported_alone(
+    kept: int, capture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What needs all stages is not made up from one: no round trip, and the first of two is not the last."""
+    manifest = json.loads((capture / "manifest.json").read_text(encoding="utf-8"))
+    (capture / manifest["ranks"][1 - kept]["file"]).unlink()
+    manifest["ranks"][1 - kept] |= {"file": None, "state": "missing"}
+    manifest["status"] = "partial"
+    manifest["problems"].append(
+        {"name": "server_died", "severity": "error", "rank": None, "count": 1, "detail": "gone"}
+    )
+    (capture / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    assert run(["report", str(capture), "--json", "--no-cache"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [s["pp_rank"] for s in document["stages"]] == [kept]
+    assert {"server_died", "ranks_missing"} <= {row["name"] for row in document["losses"]}
+    model = document["model"]
+    assert set(model["terms_ns"]) == {"compute", "host"} | ({"last_stage_serial"} if kept == 1 else set())
+    assert model["tau_ns"] == max(model["terms_ns"].values()) and model["binding_stage"] == kept
+    assert model["needed_in_flight"] is None

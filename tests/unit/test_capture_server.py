@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from traceana_capture.errors import CaptureError, Unreachable
 from traceana_capture.facts import LocalServer, save_answers, save_model_config
 from traceana_capture.http import HttpServer
 from traceana_capture.lock import CaptureLock
+from traceana_capture.processes import is_local
 from traceana_capture.secrets import allowed_environment, mask_command, mask_text, mask_value
 from traceana_capture.server import ServerInfo, discover, parse_ranks, vocabulary, wait_ready
 from traceana_capture.settings import Settings
@@ -219,3 +221,15 @@ def test_the_end_keeps_only_what_can_have_changed(tmp_path: Path) -> None:
         save_answers(HttpServer(fake.url), tmp_path, "_end")
     names = {p.stem for p in tmp_path.iterdir()}
     assert names == {"server_info", "model_info", "loads", "server_info_end", "loads_end"}
+
+
+def test_a_server_is_local_where_this_host_has_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"head": "127.0.0.1", "other": "192.0.2.1"}
+
+    def lookup(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        if host not in names:
+            raise socket.gaierror("Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (names[host], port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    assert [is_local(h) for h in ("127.0.0.1", "localhost", "head", "other", "nowhere")] == [True] * 3 + [False] * 2

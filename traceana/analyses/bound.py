@@ -57,17 +57,19 @@ def run(model: Model) -> Result:
     c = [_mean(hops.filter(pl.col("stage") == s).get_column("hop_ns")) for s in range(len(heads))]
     filled = steps.get_column("slot").n_unique() if steps.get_column("slot").null_count() == 0 else slots
     in_flight = max(1, filled)
-    terms = {"compute": max(t), "host": max(k), "ring": (sum(t) + sum(c)) // in_flight}
+    stages = [trace.topology.stage[r] for r in heads]
+    terms = {"compute": max(t), "host": max(k)}
+    if len(heads) == trace.topology.pp_size:  # the round trip of a pipeline that is not all there is not known
+        terms["ring"] = (sum(t) + sum(c)) // in_flight
     facts = model.facts
-    if facts.get("async_depth") == 0 or (facts.get("async_depth") is None and slots == trace.topology.pp_size):
+    no_depth = facts.get("async_depth") == 0 or (facts.get("async_depth") is None and slots == trace.topology.pp_size)
+    if no_depth and stages[-1] == trace.topology.pp_size - 1:
         terms["last_stage_serial"] = t[-1] + _serial_host(model, heads[-1], period)
     without_ring = max(v for name, v in terms.items() if name != "ring")
-    tau = max(without_ring, terms["ring"])
+    tau = max(terms.values())
     order = ("compute", "host", "last_stage_serial", "ring")
     binding = next(name for name in order if terms.get(name) == tau)
-    stage = {"compute": t.index(max(t)), "host": k.index(max(k)), "last_stage_serial": len(heads) - 1, "ring": None}[
-        binding
-    ]
+    at = {"compute": t.index(max(t)), "host": k.index(max(k)), "last_stage_serial": -1}.get(binding)
     per_stage = [
         {
             "rank": rank,
@@ -83,7 +85,7 @@ def run(model: Model) -> Result:
         }
         for s, rank in enumerate(heads)
     ]
-    needed = -(-(sum(t) + sum(c)) // without_ring) if without_ring else None
+    needed = -(-(sum(t) + sum(c)) // without_ring) if without_ring and "ring" in terms else None
     table = pl.DataFrame(per_stage)
     return Result(
         NAME,
@@ -93,7 +95,7 @@ def run(model: Model) -> Result:
                 "tau_ns": tau,
                 "measured_period_ns": period,
                 "binding_term": binding,
-                "binding_stage": stage,
+                "binding_stage": None if at is None else stages[at],
                 "needed_in_flight": needed,
                 "in_flight": in_flight,
                 "terms_ns": terms,

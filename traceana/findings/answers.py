@@ -175,7 +175,12 @@ def _formula(facts: Facts) -> str:
              "last_stage_serial": "the last stage, which waits for its own forward before its host goes on"}  # fmt: skip
     stage = bound.get("binding_stage")
     where = f" (stage {stage})" if isinstance(stage, int) else ""
-    text = f"A step takes {ms(facts.period_ns)}; the formula gives {ms(number(bound, 'tau_ns'))}, bound by {names[str(bound['binding_term'])]}{where}."
+    terms = bound.get("terms_ns")
+    least = "" if isinstance(terms, dict) and "ring" in terms else ", for the stages that are here alone,"
+    text = (
+        f"A step takes {ms(facts.period_ns)}; the formula gives{least} {ms(number(bound, 'tau_ns'))}, "
+        f"bound by {names[str(bound['binding_term'])]}{where}."
+    )
     text += _above(facts, bound)
     needed, have = bound.get("needed_in_flight"), bound.get("in_flight")
     if isinstance(needed, int) and isinstance(have, int) and needed > have:

@@ -368,8 +368,9 @@ def _torch_facts() -> dict[str, Any]:
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return {}
-    facts: dict[str, Any] = {"version": str(torch.__version__)}
-    with contextlib.suppress(Exception):  # CUDA not initialised, or an older torch without uuid
+    facts: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # CUDA not initialised, an older torch without uuid, one that is being loaded
+        facts["version"] = str(torch.__version__)
         if torch.cuda.is_initialized():
             index = torch.cuda.current_device()
             facts.update(device=index, gpu_uuid=f"GPU-{torch.cuda.get_device_properties(index).uuid}")

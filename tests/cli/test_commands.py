@@ -150,3 +150,18 @@ def test_the_rank_that_a_dying_server_left_is_reported_alone(
     assert set(model["terms_ns"]) == {"compute", "host"} | ({"last_stage_serial"} if kept == 1 else set())
     assert model["tau_ns"] == max(model["terms_ns"].values()) and model["binding_stage"] == kept
     assert model["needed_in_flight"] is None
+
+
+def test_what_the_profile_cost_is_said_where_it_was_measured(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = capture / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    for share, words in (
+        (0.625, "decode ran at 62 % of its pace"),
+        (0.97, "decode ran at 97 % of its pace"),
+        (None, None),
+    ):
+        manifest["throughput"]["disturbance"] = share
+        path.write_text(json.dumps(manifest), encoding="utf-8")
+        assert run(["report", str(capture), "--no-files"]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert ("of its pace" in out) is (words is not None) and (words or "") in out

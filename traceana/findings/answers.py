@@ -123,7 +123,15 @@ def _time(facts: Facts) -> _Answer:
             f" (a utilisation counter would say {percent(float(cast('float', stage['reported_utilisation'])))} busy)"
         )
     shown = parts if len(parts) <= 4 else [*parts[:4], f"and {len(parts) - 4} more"]
-    return (True, ["; ".join(shown) + ".", _power(facts)])
+    return (True, ["; ".join(shown) + ".", _power(facts), _profiled(facts)])
+
+
+def _profiled(facts: Facts) -> str:
+    """What recording cost, where the capture measured it; no time in the report is corrected for it."""
+    share = facts.server("throughput", "profile_cost", "disturbance")
+    if not isinstance(share, int | float) or share <= 0:
+        return ""
+    return f"While it was recorded, decode ran at {percent(share)} of its pace; these times are as recorded."
 
 
 def _power(facts: Facts) -> str:

@@ -40,6 +40,7 @@ _POSSESSIVE = (
 )
 
 
+_SHOWN = {"moe": "MoE", "gemm": "GEMM"}
 _SEE_MORE = "Profile CPU and GPU activities together, for a few rounds of all slots, while the server decodes."
 
 _Answer = tuple[bool, list[str]]
@@ -118,7 +119,7 @@ def _time(facts: Facts) -> _Answer:
         top = max(classes, key=lambda c: number(classes, c))
         name = facts.name(stage["rank"])
         parts.append(
-            f"{name}: {percent(number(stage, 'busy_ns') / window)} busy ({top} {percent(number(classes, top) / window)}),"
+            f"{name}: {percent(number(stage, 'busy_ns') / window)} busy ({_SHOWN.get(top, top)} {percent(number(classes, top) / window)}),"
             f" {percent(number(stage, 'transfer_ns') / window)} transfer, {percent(number(stage, 'bubble_ns') / window)} idle"
             f" (a utilisation counter would say {percent(float(cast('float', stage['reported_utilisation'])))} busy)"
         )

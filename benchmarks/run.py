@@ -1,7 +1,8 @@
 """Measures everything and writes docs/benchmarks.md: `python benchmarks/run.py [--help]`.
 
 Sets are made once and every figure is kept in the work folder as it is taken, under the commit it is of: a run that is
-broken off goes on where it was. Nothing else should run meanwhile.
+broken off goes on where it was. Those of large captures, which take minutes each, are kept over commits: the page names
+the commit of each, and `--large-only` takes them again. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from table import page
 SMALL = ("rep8", "big200")
 LINEAR = ("events-1x", "events-4x", "events-16x", "ranks-1x", "ranks-4x", "ranks-16x")
 HUGE = ("huge-64x64", "huge-4x1024")
+LARGE = (*HUGE, "ranks-1024")
 RUNS = 3
 
 
@@ -38,12 +40,19 @@ class Bench:
 
     def __init__(self, work: Path, again: bool) -> None:
         self.work = work
+        self.env = {"TRACEANA_CACHE_DIR": str(work / "cache"), "PYTHONPATH": str(ROOT)}
         commit = _git("rev-parse", "--short=12", "HEAD") + ("+" if _git("status", "--porcelain", "traceana") else "")
         self.commit = commit
         self._file = work / f"figures-{commit}.json"
         self.figures: dict[str, Cost] = {}
         if self._file.exists() and not again:
             self.figures = {name: Cost(**cost) for name, cost in json.loads(self._file.read_text()).items()}
+        self._large = work / "figures-large.json"
+        self.large: dict[str, tuple[Cost, str]] = {}
+        """Figures of large captures, and the commit of each."""
+        if self._large.exists():
+            kept = json.loads(self._large.read_text())
+            self.large = {name: (Cost(**cost), of) for name, (cost, of) in kept.items()}
 
     def take(
         self,
@@ -73,6 +82,15 @@ class Bench:
         self.figures[name] = cost
         self._file.write_text(json.dumps({n: asdict(c) for n, c in self.figures.items()}, indent=1))
 
+    def take_large(self, name: str, command: list[str], *, again: bool) -> None:
+        """One run, kept over commits."""
+        if name in self.large and not again:
+            return
+        cost = measure(command, self.env)
+        print(f"{name:28s} {cost.wall_s:8.2f} s {cost.cpu_s:8.2f} s CPU {cost.peak_mb:7.0f} MB {cost.said}", flush=True)
+        self.large[name] = (cost, self.commit)
+        self._large.write_text(json.dumps({n: (asdict(c), of) for n, (c, of) in self.large.items()}, indent=1))
+
 
 def main() -> None:
     """See the module."""
@@ -81,28 +99,39 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page to write")
     parser.add_argument("--hta-python", type=Path, help="a python that has HolisticTraceAnalysis>=0.5 and pandas<3")
     parser.add_argument("--huge", action="store_true", help="the two sets of 4 GB too (1 GB of disk, ten minutes)")
+    parser.add_argument("--large-only", nargs="+", choices=LARGE, metavar="SET", help="take these again; write no page")
     parser.add_argument("--again", action="store_true", help="forget the figures of this commit")
     asked = parser.parse_args()
     asked.work.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     bench = Bench(asked.work, asked.again)
-    sets = [*SMALL, *LINEAR, "ranks-1024", *(HUGE if asked.huge else ())]
+    sets = asked.large_only or [*SMALL, *LINEAR, "ranks-1024", *(HUGE if asked.huge else ())]
     subprocess.run(
         [sys.executable, str(HERE / "sets.py"), str(asked.work), *sets], check=True, stdout=subprocess.DEVNULL
     )
-    take_all(bench, asked.hta_python or _own_hta(), sets)
-    asked.out.write_text(page(bench.figures, _facts(bench, asked.work, sets)))
+    take_large(bench, sets, again=bool(asked.large_only))
+    if asked.large_only:
+        return
+    take_all(bench, asked.hta_python or _own_hta())
+    asked.out.write_text(page(bench.figures, bench.large, _facts(bench, asked.work, sets)))
     print(f"Wrote {asked.out} after {time.perf_counter() - start:.0f} s")
 
 
-def take_all(bench: Bench, hta: Path | None, sets: list[str]) -> None:
+def take_large(bench: Bench, sets: list[str], *, again: bool) -> None:
+    """The figures of the large ones of `sets`."""
+    for name in sets:
+        if name in LARGE:
+            command = [sys.executable, "-m", "traceana", "report", "--json", "--no-cache", str(bench.work / name)]
+            bench.take_large(name, command, again=again)
+
+
+def take_all(bench: Bench, hta: Path | None) -> None:
     """Every figure, the references of a set right after its own."""
     traceana = [sys.executable, "-m", "traceana"]
-    cache = bench.work / "cache"
-    env = {"TRACEANA_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+    env = bench.env
 
     def forget() -> None:
-        shutil.rmtree(cache, ignore_errors=True)
+        shutil.rmtree(env["TRACEANA_CACHE_DIR"], ignore_errors=True)
 
     def report(name: str) -> list[str]:
         return [*traceana, "report", "--json", str(bench.work / name)]
@@ -124,9 +153,6 @@ def take_all(bench: Bench, hta: Path | None, sets: list[str]) -> None:
     bench.take("merge cold", merge, env=env, before=forget)
     for name in LINEAR:
         bench.take(name, [*report(name), "--no-cache"], env=env, runs=1 if name.endswith("16x") else 2)
-    for name in sets:
-        if name == "ranks-1024" or name in HUGE:
-            bench.take(name, [*report(name), "--no-cache"], env=env, runs=1)
     forget()
     merged.unlink(missing_ok=True)
 

@@ -30,7 +30,7 @@ _TARGETS = {
 _SERIES = (("events", "the same four ranks, longer"), ("ranks", "8, 32 and 128 ranks, pipelines of eight stages"))
 
 
-def page(figures: Mapping[str, Cost], facts: Mapping[str, str]) -> str:
+def page(figures: Mapping[str, Cost], large: Mapping[str, tuple[Cost, str]], facts: Mapping[str, str]) -> str:
     """Markdown: what was measured, beside what is wanted and beside the references taken in the same run."""
     parts = [
         "# Benchmarks\n\n<!-- Written by benchmarks/run.py; do not edit. -->\n\n"
@@ -41,7 +41,7 @@ def page(figures: Mapping[str, Cost], facts: Mapping[str, str]) -> str:
         "the peak is the kernel's resident maximum.\n",
         _main(figures),
         _linear(figures),
-        _large(figures),
+        _large(large),
     ]
     return "\n".join(parts)
 
@@ -98,7 +98,7 @@ def _linear(figures: Mapping[str, Cost]) -> str:
     return "\n".join(out) + "\n"
 
 
-def _large(figures: Mapping[str, Cost]) -> str:
+def _large(figures: Mapping[str, tuple[Cost, str]]) -> str:
     labels = {
         "huge-64x64": "64 ranks x 64 MB of JSON",
         "huge-4x1024": "4 ranks x 1 GB of JSON",
@@ -106,11 +106,13 @@ def _large(figures: Mapping[str, Cost]) -> str:
     }
     out = [
         "## Large captures\n\n`report --json --no-cache`.\n",
-        "| what | wall s | CPU s | peak MB | wanted |",
-        "|---|---|---|---|---|",
+        "| what | wall s | CPU s | peak MB | wanted | taken at |",
+        "|---|---|---|---|---|---|",
     ]
-    out += [f"| {label} | {_cells(figures.get(name))} | {_TARGETS.get(name, '')} |" for name, label in labels.items()]
-    both = [figures.get("huge-64x64"), figures.get("ranks-1024")]
+    for name, label in labels.items():
+        cost, commit = figures.get(name, (None, ""))
+        out.append(f"| {label} | {_cells(cost)} | {_TARGETS.get(name, '')} | {commit} |")
+    both = [figures[name][0] if name in figures else None for name in ("huge-64x64", "ranks-1024")]
     costs = [c for c in both if c is not None and not c.status]
     if len(costs) == 2:
         big, many = costs

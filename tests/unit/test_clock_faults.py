@@ -182,3 +182,25 @@ def test_clocks_that_are_set_wrong_by_days(days: int) -> None:
     model = solve_clock(world.ranks, moved, controls.clear(), collectives, assume=Assume("none"))
     low, high = model.pairs.select("low_ns", "high_ns").row(0)
     assert low <= OFFSET + day <= high
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_clock_that_jumps_between_the_instants_of_the_window_is_said(ranks: int) -> None:
+    """A contradiction that shows only near its messages: further off, clocks may have drifted as far."""
+    world = pipeline(ranks, 800)
+    messages, controls, collectives = world.frames()
+    inside = (pl.col("ordinal") % 800).is_between(190, 210)
+
+    def jumped(frame: pl.DataFrame) -> pl.DataFrame:
+        sides = (("src", "send_ts_ns", "send_end_ns"), ("dst", "recv_ts_ns", "recv_end_ns"))
+        return frame.with_columns(
+            (pl.col(c) + pl.when(inside & (pl.col(who) == 1)).then(150_000).otherwise(0)).alias(c)
+            for who, *columns in sides
+            for c in columns
+        )
+
+    model = solve_clock(world.ranks, jumped(messages), jumped(controls), collectives, assume=Assume("none"))
+    assert model.violations
+    lost = model.losses.filter(pl.col("name") == "clock_contradiction")
+    assert lost.get_column("severity").to_list() == ["warning"]
+    truths(world, model)

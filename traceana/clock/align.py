@@ -9,7 +9,7 @@ import polars as pl
 
 from traceana import schema
 from traceana.clock.bounds import cpu, describe, gather, gpu, host
-from traceana.clock.contradictions import Reconciled, instants, reconcile
+from traceana.clock.contradictions import Reconciled, instants, looks, reconcile
 from traceana.clock.drift import PPB, bounds_at, edges_at
 from traceana.clock.graph import UNREACHED, components, tight_path
 from traceana.clock.lines import Ties, feasible, fit
@@ -23,8 +23,6 @@ __all__ = ["solve_clock"]
 
 # All pairs up to this many ranks, and the chains behind every interval; above, only those of the widest few.
 ALL_PAIRS_RANKS, WIDEST = 64, 8
-# The uncertainty over the window is looked up at this many instants.
-_LOOKS = 9
 
 
 def solve_clock(
@@ -200,13 +198,12 @@ class _Solved:
 
     def _worst(self) -> list[int | None]:
         """Largest possible error of every rank's GPU clock over the window."""
-        lo, mid, hi = self.times
-        many = len(self.numbers) > ALL_PAIRS_RANKS
-        looks = {lo, mid, hi} if many else {mid, *(lo + (hi - lo) * k // (_LOOKS - 1) for k in range(_LOOKS))}
         roots = np.full(self.c.nodes, self.c.root, dtype=np.int64)
         most = np.zeros(self.at.size, dtype=np.int64)
-        for tau in sorted(looks):
-            bounds = self.bounds if tau == mid else feasible(self.c, self.fit.window, tau)
+        for tau in looks(self.times, len(self.numbers)):
+            bounds = self.bounds if tau == self.times[1] else feasible(self.c, self.fit.window, tau)
+            if bounds is None:  # what was found possible without lines may not be with them
+                return [None] * self.at.size
             up, down = bounds.around(roots)
             theta = self.fit.at(tau)
             most = np.maximum(most, np.maximum(up - theta, down + theta)[self.at])

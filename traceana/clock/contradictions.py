@@ -20,12 +20,13 @@ from traceana.clock.graph import UNREACHED, BoolArray, Edges, close, distances, 
 from traceana.clock.prior import CPU_GPU_NS, SAME_HOST_NS, Prior
 from traceana.errors import ClockError
 
-__all__ = ["Reconciled", "reconcile"]
+__all__ = ["Reconciled", "instants", "looks", "reconcile"]
 
 _BELIEFS = ("same_host", "prior")
 _MAX_DROPS = 200
 _LISTED = 20
 _ALL_PAIRS = 64
+_EIGHTHS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,14 @@ def instants(c: Constraints, mid: int | None) -> tuple[int, int, int]:
     """First, middle and last instant, on the root's clock."""
     middle = (c.first + c.last) // 2 if mid is None else mid
     return min(c.first, middle), middle, max(c.last, middle)
+
+
+def looks(times: tuple[int, int, int], ranks: int) -> list[int]:
+    """The instants at which the clocks have to be possible and their uncertainty is looked up: the middle, both ends, and
+    of few ranks some between, since a contradiction shows only near its messages."""
+    lo, mid, hi = times
+    between = [lo + (hi - lo) * k // _EIGHTHS for k in range(_EIGHTHS + 1)] if ranks <= _ALL_PAIRS else [lo, hi]
+    return list(dict.fromkeys([lo, mid, hi, *between]))
 
 
 def _stream(facts: Facts, row: int) -> pl.Expr:
@@ -146,9 +155,10 @@ def _settle(
     every: Facts, pruned: Facts, index: dict[int, int], root: int, mid: int | None, violations: list[dict[str, object]]
 ) -> tuple[Facts, Facts, Constraints]:
     when = traffic(every)
+    ranks = sum(clock >= 0 for clock in index) // 2
     for _ in range(_MAX_DROPS):
         c = make_constraints(pruned, index, root, when)
-        tau = next((t for t in dict.fromkeys(instants(c, mid)) if bounds_at(c, t) is None), None)
+        tau = next((t for t in looks(instants(c, mid), ranks) if bounds_at(c, t) is None), None)
         if tau is None:
             return every, pruned, c
         edges = edges_at(c, tau)

@@ -28,6 +28,7 @@ __all__ = ["Fit", "Ties", "Window", "feasible", "fit"]
 LINE_FROM_NS = 1_000_000_000
 _MAX_KNOTS = 16
 _SEARCH = 400
+_OTHER_RUNS = "the traces may come from different runs; check that all files belong to one capture"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,11 @@ class Fit:
         return self.bent[k] + rise * (tau - self.knots[k]) // run
 
 
-def feasible(c: Constraints, w: Window, tau: int) -> Bounds:
-    """What the constraints allow at `tau`. Raises ClockError where they contradict each other (reconcile first)."""
+def feasible(c: Constraints, w: Window, tau: int) -> Bounds | None:
+    """What the constraints allow at `tau`: of lines, or where there are none of clocks whose rates are limited; None
+    where they contradict each other even so (never at the instants that `reconcile` has looked at)."""
     found = line_bounds(c, tau, w.lo, w.hi, w.rates)
-    if found is None:
-        raise ClockError("the bounds of the clocks contradict each other", hint="report this as a bug")
-    return found
+    return found if found is not None or w.rates is None else line_bounds(c, tau, w.lo, w.hi, None)
 
 
 def _clamp(bounds: Bounds, wish: IntArray, fixed: BoolArray) -> IntArray:
@@ -98,7 +98,7 @@ def _middles(bounds: Bounds, roots: IntArray, crude: IntArray) -> IntArray:
 
 
 def fit(c: Constraints, times: tuple[int, int, int], ties: Ties) -> tuple[Fit, Bounds]:
-    """Choose the clocks, and what is allowed at mid-window.
+    """Choose the clocks, and what is allowed at mid-window. Raises ClockError where nothing is (reconcile first).
 
     Without wishes the GPU clocks take the midpoints of their intervals exactly, and the CPU clocks agree with them as
     far as they may. With a same-host prior all clocks of a host agree as far as they may.
@@ -106,6 +106,8 @@ def fit(c: Constraints, times: tuple[int, int, int], ties: Ties) -> tuple[Fit, B
     lo, mid, hi = times
     window = Window(lo, mid, hi, line_rates(c, lo, hi) if hi - lo >= LINE_FROM_NS else None)
     bounds = feasible(c, window, mid)
+    if bounds is None:
+        raise ClockError("the bounds of the clocks contradict each other", hint=_OTHER_RUNS)
     middle = _middles(bounds, ties.roots, c.crude)
     wish = (middle + c.crude)[ties.leaders] - c.crude
     # The reference's own component first: what only one-way bounds tie to it must not pull at it.
@@ -254,6 +256,8 @@ def _bend(c: Constraints, straight: Fit) -> Fit:
         bent: list[IntArray] = []
         for t in knots:
             here = feasible(c, w, t)
+            if here is None:
+                return best
             at = potentials(here.pattern, here.w, straight.at(t))
             bent.append(at - at[c.root])
         worst = _excess_bent(c, w, knots, bent)

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from traceana.sources.cache_room import make_room
 from traceana.sources.places import OTHER_FOLDERS, TRACE_FOLDERS, cache_folder, code_stamp
 
 __all__ = ["answer_key", "load_answer", "save_answer"]
@@ -49,10 +50,13 @@ def answer_key(folder: Path | str, options: Mapping[str, object]) -> str | None:
 
 def load_answer(key: str) -> str | None:
     """The document kept under `key`, or None where there is none, or not a sound one."""
+    place = _place(key)
     try:
-        data = _place(key).read_bytes()
+        data = place.read_bytes()
     except OSError:
         return None
+    with contextlib.suppress(OSError):
+        os.utime(place)  # so that what is used can be told from what is not
     digest, text = data[:_DIGEST], data[_DIGEST:]
     return text.decode(errors="replace") if hashlib.sha256(text).digest() == digest else None
 
@@ -70,6 +74,7 @@ def save_answer(key: str, text: str) -> None:
         except OSError:
             Path(made).unlink(missing_ok=True)
             raise
+        make_room(Path(cache_folder()))
 
 
 def _place(key: str) -> Path:

@@ -23,6 +23,7 @@ import polars as pl
 
 from traceana import schema
 from traceana.errors import EngineError, SourceError, TraceanaError
+from traceana.sources.cache_room import make_room
 from traceana.sources.folder import Listing, list_files, list_folder
 from traceana.sources.kineto import MergedTrace, read_kineto
 from traceana.sources.limits import Limits
@@ -104,6 +105,8 @@ def read_capture(
         losses += [_unread(read, alone=not sound) for read in reads if read.error is not None]
         if not sound:
             raise _nothing(listing, reads)
+        if cache and isinstance(place, Path):
+            make_room(place)
         uncached = [read for read in sound if not read.cached]
         if uncached:
             detail = f"parsed traces could not be stored in {place}; the next run parses them again"

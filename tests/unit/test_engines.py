@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -139,6 +140,22 @@ def test_a_capture_in_memory_storage(pipeline: Path, report: str, monkeypatch: p
     assert read_capture(f"memory://captures/one/trace/{name}").ranks[0].info.file.name == name
     _, losses = check("memory://captures/one")
     assert "secrets_not_searched" in losses["name"].to_list()
+
+
+def test_the_report_does_not_say_where_the_capture_lies(pipeline: Path, tmp_path: Path) -> None:
+    one = tmp_path / "one" / "capture"
+    shutil.copytree(pipeline, one)
+    (one / "server").mkdir(exist_ok=True)
+    for name, data in (("a.json", b"{"), ("b.log", b""), ("c.txt", b"what is this"), ("d.txt", b"what is this")):
+        (one / "server" / name).write_bytes(data)
+    (one / "manifest.json").write_bytes(b"[")
+    shutil.copytree(one, tmp_path / "another" / "capture")
+    fsspec.filesystem("memory").put(str(one), "/captures/odd", recursive=True)
+    places = (one, tmp_path / "another" / "capture", one.as_uri(), "memory://captures/odd")
+    texts = [to_json(analyse(place, Options(cache=False)).document) for place in places]
+    assert "server/a.json: not JSON" in texts[0]
+    assert str(tmp_path) not in texts[0]
+    assert len(set(texts)) == 1
 
 
 def test_large_traces_on_a_storage_are_told_by_their_heads(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,31 +51,38 @@ def is_sqlite(path: Path) -> bool:
         return False
 
 
-def read_sidecars(paths: Sequence[Path]) -> tuple[list[Sidecar], list[Loss]]:
+def read_sidecars(paths: Sequence[Path], root: Path | None = None) -> tuple[list[Sidecar], list[Loss]]:
     """The files of `paths` that say something about a server, its GPUs or its clients, ordered by path, and what was
-    left out. Never raises for a file: what cannot be read or recognised is a loss."""
+    left out, by its place in the capture `root`: the same wherever that lies. Never raises for a file: what cannot be
+    read or recognised is a loss."""
+
+    def place(path: Path) -> str:
+        return path.relative_to(root).as_posix() if root is not None and path.is_relative_to(root) else path.name
+
     found: list[Sidecar] = []
     losses: list[Loss] = []
     unknown: list[str] = []
     seen: dict[bytes, Path] = {}
     for path in sorted(paths):
         try:
-            data = _read(path, losses)
+            data = _read(path, place(path), losses)
         except OSError as error:
-            losses.append(loss("file_unreadable", "warning", 1, f"{path}: {error.strerror or error}"))
+            reason = error.strerror or type(error).__name__
+            losses.append(loss("file_unreadable", "warning", 1, f"{place(path)}: {reason}"))
             continue
         if data is None:
             continue
         if not data.strip():
-            losses.append(loss("file_empty", "info", 1, str(path)))
+            losses.append(loss("file_empty", "info", 1, place(path)))
             continue
         digest = hashlib.blake2b(data, digest_size=16).digest()
         if digest in seen:
-            losses.append(loss("file_duplicate", "info", 1, f"{path} holds the same bytes as {seen[digest]}"))
+            detail = f"{place(path)} holds the same bytes as {place(seen[digest])}"
+            losses.append(loss("file_duplicate", "info", 1, detail))
             continue
         seen[digest] = path
         before = len(losses)
-        sidecar = _recognise(path, data.decode("utf-8-sig", "replace"), losses)
+        sidecar = _recognise(path, place(path), data.decode("utf-8-sig", "replace"), losses)
         if sidecar is not None:
             found.append(sidecar)
         elif len(losses) == before:
@@ -85,10 +92,10 @@ def read_sidecars(paths: Sequence[Path]) -> tuple[list[Sidecar], list[Loss]]:
     return found, losses
 
 
-def _read(path: Path, losses: list[Loss]) -> bytes | None:
+def _read(path: Path, place: str, losses: list[Loss]) -> bytes | None:
     """The bytes of a regular text file; None for anything else. A pipe or a device would block or never end."""
     if not stat.S_ISREG(path.stat().st_mode):
-        losses.append(loss("file_unreadable", "warning", 1, f"{path}: not a regular file"))
+        losses.append(loss("file_unreadable", "warning", 1, f"{place}: not a regular file"))
         return None
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -100,17 +107,17 @@ def _read(path: Path, losses: list[Loss]) -> bytes | None:
         file.seek(size - MAX_BYTES + len(head))
         lost = size - MAX_BYTES
         losses.append(
-            loss("file_too_long", "warning", lost, f"{path}: bytes {len(head)} to {len(head) + lost} not read")
+            loss("file_too_long", "warning", lost, f"{place}: bytes {len(head)} to {len(head) + lost} not read")
         )
         return head + b"\n" + file.read(MAX_BYTES - len(head))
 
 
-def _recognise(path: Path, text: str, losses: list[Loss]) -> Sidecar | None:
+def _recognise(path: Path, place: str, text: str, losses: list[Loss]) -> Sidecar | None:
     head = text[:65536]
     if LOG_LINE.search(head) and not head.lstrip().startswith("{"):
         return Sidecar("log", path, text)
     if _JSON.match(head):
-        return _recognise_json(path, text, losses)
+        return _recognise_json(path, place, text, losses)
     if _METRIC.search(head):
         return Sidecar("metrics", path, text)
     first = head.lstrip().split("\n", 1)[0].lower()
@@ -123,14 +130,14 @@ def _recognise(path: Path, text: str, losses: list[Loss]) -> Sidecar | None:
     return None
 
 
-def _recognise_json(path: Path, text: str, losses: list[Loss]) -> Sidecar | None:
+def _recognise_json(path: Path, place: str, text: str, losses: list[Loss]) -> Sidecar | None:
     if len(text) > MAX_JSON_BYTES:
-        losses.append(loss("file_too_long", "warning", len(text), f"{path}: JSON of more than {MAX_JSON_BYTES} bytes"))
+        losses.append(loss("file_too_long", "warning", len(text), f"{place}: JSON of more than {MAX_JSON_BYTES} bytes"))
         return None
     try:
         document: object = json.loads(text, parse_float=Decimal)
     except (ValueError, ArithmeticError, RecursionError) as error:  # an exponent may be beyond every Decimal
-        losses.append(loss("file_damaged", "warning", 1, f"{path}: not JSON: {error}"[:300]))
+        losses.append(loss("file_damaged", "warning", 1, f"{place}: not JSON: {error}"[:300]))
         return None
     kind = _json_kind(document)
     return None if kind is None else Sidecar(kind, path, text, document)

@@ -26,7 +26,8 @@ def read_listed(listing: Listing) -> tuple[Mapping[str, object] | None, list[Los
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        return None, [loss("manifest_broken", "warning", 1, f"{path.name} is not valid JSON ({error!s:.80})")]
+        why = error.strerror if isinstance(error, OSError) else error
+        return None, [loss("manifest_broken", "warning", 1, f"{path.name} is not valid JSON ({why!s:.80})")]
     if not isinstance(found, dict):
         return None, [loss("manifest_broken", "warning", 1, f"{path.name} is no JSON object")]
     manifest = cast("Mapping[str, object]", found)

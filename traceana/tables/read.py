@@ -314,4 +314,4 @@ def _beside(listing: Listing) -> tuple[ServerFacts | None, pl.DataFrame, pl.Data
 
     if not listing.beside:
         return None, schema.GPU_SAMPLES.empty(), schema.LOSSES.empty()
-    return read_server(listing.beside)
+    return read_server(listing.beside, listing.root)

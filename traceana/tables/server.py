@@ -26,13 +26,15 @@ from traceana.tables.throughput import interval_of_dumps, throughput
 __all__ = ["assign_gpu_ranks", "read_server"]
 
 
-def read_server(paths: Sequence[Path]) -> tuple[ServerFacts | None, pl.DataFrame, pl.DataFrame]:
+def read_server(
+    paths: Sequence[Path], root: Path | None = None
+) -> tuple[ServerFacts | None, pl.DataFrame, pl.DataFrame]:
     """Server facts, GPU_SAMPLES and LOSSES from the files beside the traces, at any depth and under any name.
 
     Facts are None where no file speaks of a server. Never raises for a file's content: what is damaged, unknown or
     contradictory is a row of the losses. The order of `paths` does not matter.
     """
-    sidecars, losses = read_sidecars(paths)
+    sidecars, losses = read_sidecars(paths, root)
     kinds: dict[str, list[Sidecar]] = {}
     for sidecar in sidecars:
         kinds.setdefault(sidecar.kind, []).append(sidecar)

@@ -109,6 +109,8 @@ def main() -> None:
     subprocess.run(
         [sys.executable, str(HERE / "sets.py"), str(asked.work), *sets], check=True, stdout=subprocess.DEVNULL
     )
+    # As pip leaves an installed package; a checkout may be run where Python writes none.
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(ROOT / "traceana")], check=False)
     take_large(bench, sets, again=bool(asked.large_only))
     if asked.large_only:
         return

@@ -37,8 +37,8 @@ def page(figures: Mapping[str, Cost], large: Mapping[str, tuple[Cost, str]], fac
         f"Commit {facts['commit']}, {facts['date']}, {facts['machine']}. Medians of three runs where that is not long.\n\n"
         "```text\npython benchmarks/run.py --huge --hta-python PATH\n```\n\n"
         "makes the sets, measures, and writes this page. PATH is a python with `HolisticTraceAnalysis>=0.5` and\n"
-        "`pandas<3`; `--huge` takes the sets of 4 GB too. Broken off, it goes on where it was. CPU is of all threads;\n"
-        "the peak is the kernel's resident maximum.\n",
+        "`pandas<3`; `--huge` takes the sets of 4 GB too. Broken off, it goes on where it was. Byte code is compiled\n"
+        "before, as pip does. CPU is of all threads; the peak is the kernel's resident maximum.\n",
         _main(figures),
         _linear(figures),
         _large(large),

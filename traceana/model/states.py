@@ -73,10 +73,12 @@ def all_states(trace: Trace, progress: Callable[[str, int, int], None] | None = 
 
     states: dict[int, DeviceStates] = {}
     every = side_by_side(one, trace.capture.ranks, alone=not trace.capture.in_memory)
-    for done, me in enumerate(trace.ranks):
+    if progress is not None:
+        progress("account for every nanosecond", 0, len(trace.ranks))
+    for done, (me, found) in enumerate(zip(trace.ranks, every, strict=True), 1):
+        states[me] = found
         if progress is not None:
             progress("account for every nanosecond", done, len(trace.ranks))
-        states[me] = next(every)
     return states
 
 

@@ -12,7 +12,7 @@ import polars as pl
 from traceana import schema
 from traceana.arrays import distinct
 from traceana.engine import side_by_side
-from traceana.intervals import IntArray, Intervals, intersect_pairs, subtract
+from traceana.intervals import IntArray, Intervals, intersect_pairs, subtract, union
 from traceana.model.chain import (
     CAUSES,
     CODE,
@@ -39,6 +39,7 @@ from traceana.model.trace import Trace
 __all__ = ["Blame", "blame"]
 
 _CHAINS_AT_A_TIME = 1 << 17
+_PARTS = 8  # of doubtful stretches of a rank before they are put together
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +225,10 @@ def _communication(trace: Trace) -> np.ndarray:
     return np.concatenate(found)
 
 
+def _together(parts: Sequence[Intervals]) -> Intervals:
+    return union(np.concatenate([p.start for p in parts]), np.concatenate([p.end for p in parts]))
+
+
 def _spans(frame: pl.DataFrame) -> Intervals:
     return Intervals(frame.get_column("ts_ns").to_numpy(), frame.get_column("end_ns").to_numpy())
 
@@ -268,6 +273,7 @@ def blame(
                     then[i] += tally(after) - tally(before)
                     doubt[i].append(disagreement(before, after))
         low, high = np.minimum(low, then), np.maximum(high, then)
+        doubt = [[_together(spans)] if len(spans) > _PARTS else spans for spans in doubt]
     for i, spans_of in enumerate(blamer.edges):
         doubt[i].append(spans_of)
     forwards = ForwardParts(trace, blamer.graph)

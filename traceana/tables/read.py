@@ -43,6 +43,9 @@ __all__ = ["Progress", "RankRead", "hand_back", "read_capture", "read_rank"]
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is; from one thread at a time."""
 
+_M_MMAP_THRESHOLD = -3  # of mallopt
+_COLUMN_BYTES = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class RankRead:
@@ -101,6 +104,8 @@ def read_capture(
         )
         reads = _read_all([(path, urls.get(path)) for path in listing.traces], reading, progress, executor)
         hand_back()
+        if any(read.tables is None and read.key is not None for read in reads):
+            _return_at_once()
         sound = [_opened(read, store, kept) for read in reads if read.said is not None]
         losses += [_unread(read, alone=not sound) for read in reads if read.error is not None]
         if not sound:
@@ -137,6 +142,13 @@ def hand_back() -> None:
     have no such call, and need none."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _return_at_once() -> None:
+    """From now on, gives freed columns of large captures back to the system at once: glibc would keep more and more of
+    them, the larger they are, to save time."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _COLUMN_BYTES)
 
 
 def _read_all(

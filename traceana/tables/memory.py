@@ -9,7 +9,7 @@ from pathlib import Path
 
 __all__ = ["Memory", "text_bytes"]
 
-_TABLE_BYTES = 128 << 20  # ranks beyond it stay in the store and are read from there
+_TABLE_BYTES = 96 << 20  # ranks beyond it stay in the store and are read from there
 _TEXT_BYTES = 3 << 29  # of traces read at the same time; what reading takes is about as much
 _GZ = b"\x1f\x8b"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import cast
 
 import polars as pl
 import pytest
@@ -13,6 +14,7 @@ from nsys_export import Export, pid_of, tid_of
 
 from traceana import schema
 from traceana.errors import SourceError
+from traceana.pipeline import Options, analyse
 from traceana.sources.nsys import export_secrets
 from traceana.sources.secret_scan import find_secrets
 from traceana.tables.capture import RankTables
@@ -316,3 +318,16 @@ def test_secrets_are_named_and_not_read(tmp_path: Path) -> None:
         assert "s3cr3t" not in repr(rank.info)
         for frame in (rank.device, rank.calls, rank.annotations, rank.ops, rank.overheads, rank.losses):
             assert "s3cr3t" not in frame.write_csv()
+
+
+def test_graphs_are_told_by_their_launches(tmp_path: Path) -> None:
+    """Without spans there are no forwards to tell, but there are launches."""
+    export = two_stages()
+    last = export.call(200, 390, 395, "cudaLaunchKernel_v7000")
+    export.kernel(200, 1, 400, 410, "gemm(float)", last)  # the window is what both ranks have
+    report = analyse(export.write(tmp_path / "report.sqlite"), Options(cache=False))
+    rows = cast("list[dict[str, int]]", report.document["cuda_graph"])
+    assert [(r["launched"], r["by_graphs"]) for r in rows] == [(3, 2), (1, 0)]
+    answer = cast("list[dict[str, object]]", report.document["answers"])[3]
+    assert answer["known"] is True
+    assert str(answer["answer"]).startswith("CUDA graphs launch 50 % of the 4 GPU activities")

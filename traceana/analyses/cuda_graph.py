@@ -7,6 +7,7 @@ import polars as pl
 from traceana.categories import matching
 from traceana.model.model import Model
 from traceana.result import Result
+from traceana.tables import RankTables
 
 __all__ = ["NAME", "run"]
 
@@ -15,8 +16,9 @@ NAME = "cuda_graph"
 
 def run(model: Model) -> Result:
     """Fact `cuda_graph`: per rank the forwards in the window, how many of them were graph launches, the host time in
-    launch calls of a forward (median), the launches of a forward, by mode, the sizes the server captured, and `captures`:
-    stream captures that begin in the window."""
+    launch calls of a forward (median), the launches of a forward, by mode, the sizes the server captured, `captures`:
+    stream captures that begin in the window, and of the activities in it how many a call in the trace launched
+    (`launched`), and how many of these a graph launch did (`by_graphs`)."""
     facts = model.facts.get("cuda_graph")
     sizes = facts.get("captured_sizes") if isinstance(facts, dict) else None
     forwards = model.window_forwards()
@@ -27,6 +29,7 @@ def run(model: Model) -> Result:
             pl.col("ts_ns").is_between(w.start_ns, w.end_ns, closed="left")
             & matching(tables.calls.get_column("name"), "StreamBeginCapture")
         )
+        launched, by_graphs = _launched(model, tables)
         mine = forwards.filter(pl.col("rank") == rank)
         median = mine.get_column("launch_ns").drop_nulls().quantile(0.5, "lower")
         modes = (
@@ -47,7 +50,22 @@ def run(model: Model) -> Result:
                 "launch_ns_p50": None if median is None else int(median),
                 "captured_sizes": sizes,
                 "captures": begins.height,
+                "launched": launched,
+                "by_graphs": by_graphs,
                 "by_mode": modes.to_dicts(),
             }
         )
     return Result(NAME, {}, {"cuda_graph": ranks})
+
+
+def _launched(model: Model, tables: RankTables) -> tuple[int, int]:
+    """Activities in the window that a call in the trace launched, and those of them that a graph launch did."""
+    w = model.trace.window
+    there = tables.device.filter(pl.col("ts_ns").is_between(w.start_ns, w.end_ns, closed="left"))
+    ids = there.get_column("correlation").drop_nulls()
+    launches = tables.calls.filter(matching(tables.calls.get_column("name"), "Launch"))
+    graphs = launches.filter(matching(launches.get_column("name"), "GraphLaunch"))
+    counted = [
+        int(ids.is_in(calls.get_column("correlation").drop_nulls().implode()).sum()) for calls in (launches, graphs)
+    ]
+    return counted[0], counted[1]

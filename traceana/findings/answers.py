@@ -214,10 +214,7 @@ def _above(facts: Facts, bound: Row) -> str:
 def _graphs(facts: Facts) -> _Answer:
     ranks = [r for r in facts.rows("cuda_graph") if number(r, "forwards")]
     if not ranks:
-        return (
-            False,
-            ["Unknown: no forward lies wholly inside the window, or the trace lacks the spans that tell forwards."],
-        )
+        return _graphs_without_forwards(facts)
     words: list[str] = []
     modes: dict[str, list[Row]] = {}
     for rank in ranks:
@@ -280,6 +277,22 @@ def _merge(facts: Facts) -> _Answer:
             else "",
         ],
     )
+
+
+def _graphs_without_forwards(facts: Facts) -> _Answer:
+    """What launches tell where the trace does not tell forwards."""
+    rows = facts.rows("cuda_graph")
+    launched, by_graphs = (sum(number(r, key) for r in rows) for key in ("launched", "by_graphs"))
+    if launched:
+        share = percent(by_graphs / launched) if by_graphs else "none"
+        text = f"CUDA graphs launch {share} of the {launched:,} GPU activities whose launch is in the trace; forwards cannot be"
+        return (True, [f"{text} told apart in it."])
+    enabled = facts.server("cuda_graph", "enabled")
+    said = {True: "; the server says they are on", False: "; the server says they are off"}.get(
+        cast("bool", enabled), ""
+    )
+    why = "no forward lies wholly inside the window, or the trace lacks the spans that tell forwards"
+    return False, [f"Unknown: {why}{said}."]
 
 
 def _costs(facts: Facts) -> _Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +29,7 @@ from traceana.simulate.hosts import HostSpeed, as_profiled, claim, equal_speeds,
 from traceana.simulate.kernels import BODY, EARLY, HEAD, LATE, Kernels, Starts
 from traceana.simulate.loop import Hops, Loop, Step, simulate
 from traceana.simulate.merge import merged_ratio, ring_ns
-from traceana.simulate.parts import COLUMNS, Parts, StageParts
+from traceana.simulate.parts import COLUMNS, Parts, StageParts, _rate
 from traceana.simulate.play import Ends, eager_ns, play, play_as_profiled
 from traceana.simulate.scenario import apply, unchanged
 
@@ -412,3 +413,9 @@ def test_a_ring_of_queues_goes_at_the_pace_of_its_bottleneck_or_a_lap(groups: li
     zero = [0] * len(times)
     round_ns = ring_ns(groups, service, zero, zero, merge=False)
     assert round_ns == pytest.approx(max(len(groups) * max(times), sum(times)) * US, rel=0.03)
+
+
+@pytest.mark.parametrize("rate", [4e-4, 0, -1.0, math.nan, math.inf, 1e300, True, "984", None])
+def test_a_throughput_that_no_server_has_is_unknown(rate: object) -> None:
+    assert _rate({"throughput": {"decode": rate, "source": "x"}}, "decode", "source") == (None, None)
+    assert _rate({"throughput": {"decode": 984.5, "source": "x"}}, "decode", "source") == (984_500, "x")

@@ -84,7 +84,7 @@ def _matched(name: str, at: _Play, wanted: int) -> list[Calibration]:
             found[dilation] = at(dilation)
         return found[dilation]
 
-    target = played(DILATION[1])[1].tokens * 1_000_000_000_000 // wanted
+    target = max(played(DILATION[1])[1].tokens * 1_000_000_000_000 // wanted, 1)
 
     def unlikely(dilation: int) -> float:
         """How many standard deviations off both are, squared: the dilation from the usual one, the round from the

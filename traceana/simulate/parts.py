@@ -356,6 +356,9 @@ def _one_stream(model: Model, heads: Sequence[int]) -> bool:
     return len(heads) == 2
 
 
+_RATES = 0.001, 1e9  # tokens per second that a server may have; what a damaged file says beyond is no throughput
+
+
 def _rate(facts: Mapping[str, object], name: str, source: str) -> tuple[int | None, str | None]:
     """One of the server's own throughputs in 1/1000 tokens per second, and where it comes from."""
     said = facts.get("throughput")
@@ -363,6 +366,6 @@ def _rate(facts: Mapping[str, object], name: str, source: str) -> tuple[int | No
         return None, None
     told = cast("Mapping[str, object]", said)
     rate, where = told.get(name), told.get(source)
-    if not isinstance(rate, (int, float)) or isinstance(rate, bool) or rate <= 0:
+    if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not _RATES[0] <= rate <= _RATES[1]:
         return None, None
     return round(rate * 1000), str(where) if where else None

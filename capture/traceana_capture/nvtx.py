@@ -37,9 +37,8 @@ class NvtxSpans:
         self._torch = torch
         self._nvtx = torch._C._nvtx
         self._before: list[tuple[Any, str, Any]] = []
-        self._open: dict[
-            int, tuple[object, int | None]
-        ] = {}  # by id of the work: the work, and its range if it is gloo's
+        # By id of the work: the work, and its range if it is gloo's.
+        self._open: dict[int, tuple[object, int | None]] = {}
 
     def recording(self) -> bool:
         """Whether spans are NVTX ranges now."""

@@ -29,7 +29,7 @@ def run(model: Model) -> Result:
             pl.col("ts_ns").is_between(w.start_ns, w.end_ns, closed="left")
             & matching(tables.calls.get_column("name"), "StreamBeginCapture")
         )
-        launched, by_graphs = _launched(model, tables)
+        launched, by_graphs = _launched(model, rank, tables)
         mine = forwards.filter(pl.col("rank") == rank)
         median = mine.get_column("launch_ns").drop_nulls().quantile(0.5, "lower")
         modes = (
@@ -58,14 +58,9 @@ def run(model: Model) -> Result:
     return Result(NAME, {}, {"cuda_graph": ranks})
 
 
-def _launched(model: Model, tables: RankTables) -> tuple[int, int]:
-    """Activities in the window that a call in the trace launched, and those of them that a graph launch did."""
+def _launched(model: Model, rank: int, tables: RankTables) -> tuple[int, int]:
+    """Activities in the window that a launch call in the trace launched, and those of them that a graph launch did."""
     w = model.trace.window
-    there = tables.device.filter(pl.col("ts_ns").is_between(w.start_ns, w.end_ns, closed="left"))
-    ids = there.get_column("correlation").drop_nulls()
-    launches = tables.calls.filter(matching(tables.calls.get_column("name"), "Launch"))
-    graphs = launches.filter(matching(launches.get_column("name"), "GraphLaunch"))
-    counted = [
-        int(ids.is_in(calls.get_column("correlation").drop_nulls().implode()).sum()) for calls in (launches, graphs)
-    ]
-    return counted[0], counted[1]
+    there = tables.device.get_column("ts_ns").is_between(w.start_ns, w.end_ns, closed="left")
+    calls = model.trace.launches[rank].get_column("call_name").filter(there).drop_nulls()
+    return int(matching(calls, "Launch").sum()), int(matching(calls, "GraphLaunch").sum())

@@ -10,14 +10,13 @@ from typing import cast
 import click
 
 from traceana.cli import GateError
-from traceana.cli.common import limits_option, no_limits, progress
+from traceana.cli.common import limits_option, make_options, progress
 from traceana.compare import Comparison, compare
 from traceana.compare.side import Side, measure_side
 from traceana.errors import TraceanaError
 from traceana.outputs.jsonfile import to_json, write_json
 from traceana.outputs.words import plain_lines
-from traceana.pipeline import Options, Progress, analyse
-from traceana.sources.limits import Limits
+from traceana.pipeline import Progress, analyse
 
 __all__ = ["command"]
 
@@ -87,7 +86,7 @@ def _sides(text: str, no_cache: bool, say: Progress) -> list[Side]:
         if not path.exists():
             raise TraceanaError("no such capture", where=str(path), hint="give a capture folder")
         say(f"analyse {path}")
-        report = analyse(path, Options(cache=not no_cache, limits=Limits.lifted() if no_limits() else None))
+        report = analyse(path, make_options(None, None, None, no_cache, None))
         sides.append(measure_side(path.resolve().name, report.model, report.document))
     return sides
 

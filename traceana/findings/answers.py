@@ -219,7 +219,7 @@ def _graphs(facts: Facts) -> _Answer:
     modes: dict[str, list[Row]] = {}
     for rank in ranks:
         for row in cast("list[Row]", rank.get("by_mode") or []):
-            modes.setdefault(str(row["mode"]), []).append(row)
+            modes.setdefault(str(row["mode"] or ""), []).append(row)
     for mode, rows in sorted(modes.items()):
         forwards, graphed = sum(number(r, "forwards") for r in rows), sum(number(r, "graphed") for r in rows)
         launch = max(number(r, "launch_ns_p50") for r in rows)
@@ -232,7 +232,7 @@ def _graphs(facts: Facts) -> _Answer:
             else f"{graphed} are graph launches"
         )
         words.append(
-            f"of {forwards} {'' if mode == 'None' else f'{mode} '}forwards {how}; launching costs the host {ms(launch)} for {kernels} kernels (median, profiled)"
+            f"of {forwards} {f'{mode} ' if mode else ''}forwards {how}; launching costs the host {ms(launch)} for {kernels} kernels (median, profiled)"
         )
     enabled = facts.server("cuda_graph", "enabled")
     flag = {True: "CUDA graphs are on: ", False: "CUDA graphs are off: "}.get(cast("bool", enabled), "")

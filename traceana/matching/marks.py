@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
+from traceana.categories import matching
 from traceana.matching.spans import main_thread
 from traceana.tables import RankTables
 
@@ -26,9 +27,9 @@ _MARK = (
 def slot_marks(rank: RankTables) -> pl.DataFrame:
     """The marks of a rank's scheduler in order: ts_ns, slot, mode (lower case), batch_size, tokens, and `number`, which
     counts the steps of the loop that ran a batch and is the same on every stage. A mark that is no mark is left out."""
-    text = pl.col("name").cast(pl.String)
-    own = rank.annotations.filter(pl.col("tid").eq_missing(main_thread(rank)), text.str.starts_with("traceana.slot["))
-    groups = text.str.extract_groups(_MARK).struct
+    marks = rank.annotations.filter(matching(rank.annotations.get_column("name"), _MARK))
+    own = marks.filter(pl.col("tid").eq_missing(main_thread(rank))) if marks.height else marks
+    groups = pl.col("name").cast(pl.String).str.extract_groups(_MARK).struct
     return (
         own.select(
             "ts_ns",

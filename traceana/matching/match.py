@@ -14,6 +14,7 @@ from traceana.matching.marks import visit_offsets
 from traceana.matching.p2p import p2p_endpoints, pair_p2p
 from traceana.matching.topology import Topology, find_topology
 from traceana.matching.visits import find_visits, mark_numbers
+from traceana.sources.losses import loss, losses_frame
 from traceana.tables import CaptureTables
 
 __all__ = ["Matched", "match"]
@@ -65,11 +66,10 @@ def match(
         endpoints[me] = p2p_endpoints(r, visits[me], calls[me])
         marked[me] = mark_numbers(r, visits[me])
     offsets, odd = visit_offsets(marked)
-    for r in capture.ranks:
-        me = r.info.rank
-        if offsets.get(me):
-            visits[me] = find_visits(r, slots=slots, first=offsets[me])
-            endpoints[me] = p2p_endpoints(r, visits[me], calls[me])
+    for me, by in offsets.items():
+        if by:
+            visits[me] = visits[me].with_columns(pl.col("visit") + by)
+            endpoints[me] = endpoints[me].with_columns(pl.col("visit") + by)
     edges = pl.concat([e.select("src", "dst", "kind") for e in endpoints.values()]) if endpoints else pl.DataFrame()
     topology = find_topology(
         [r.info for r in capture.ranks], edges,
@@ -88,8 +88,8 @@ def match(
         {r.info.rank: control_endpoints(r, visits[r.info.rank], topology) for r in capture.ranks}, topology
     )
     detail = "the hook's marks do not say which of its visits are those of the first rank: paired by their order"
-    said = [{"name": "marks_disagree", "severity": "warning", "rank": r, "count": 1, "detail": detail} for r in odd]
-    losses = pl.concat([p2p.losses, control_losses, *([schema.LOSSES.frame(said)] if said else [])])
+    lost = losses_frame([loss("marks_disagree", "warning", 1, detail, rank) for rank in odd])
+    losses = pl.concat([p2p.losses, control_losses, lost])
     return Matched(topology, visits, calls, p2p.messages, controls, p2p.unmatched, schema.LOSSES.frame(losses))
 
 

@@ -34,11 +34,11 @@ def _first_set(annotations: pl.DataFrame, names: Sequence[str]) -> tuple[str | N
     return None, Intervals(zero, zero)
 
 
-def find_visits(rank: RankTables, *, slots: int | None = None, first: int = 0) -> pl.DataFrame:
+def find_visits(rank: RankTables, *, slots: int | None = None) -> pl.DataFrame:
     """VISITS of one rank in order, or an empty frame where the trace has no scheduler spans.
 
-    `slots` is the number of slots of the loop (pp_size + async depth), where known, `first` the first ordinal. Times
-    stay on the clock of `rank`. A visit with a forward carries the forward's `step[...]` annotation, its mode, batch
+    `slots` is the number of slots of the loop (pp_size + async depth), where known. Times stay on the clock of `rank`.
+    A visit with a forward carries the forward's `step[...]` annotation, its mode, batch
     size and tokens (a decode step has one token a request); where there is none, those of the hook's mark.
     """
     tid = main_thread(rank)
@@ -93,7 +93,6 @@ def find_visits(rank: RankTables, *, slots: int | None = None, first: int = 0) -
             .otherwise(pl.col("tokens"))
             .alias("tokens"),
             pl.lit(rank.info.rank).alias("rank"),
-            pl.col("visit") + first,
         )
         .with_columns(_slot(slots))
     )

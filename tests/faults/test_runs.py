@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import kineto_files as kf
 import pytest
 
-from traceana.cli import run
+from traceana.cli import cli, run
 from traceana.sources.kineto import read_kineto
 from traceana.tables import read, store
 from traceana.tables.read import read_capture
@@ -37,6 +39,29 @@ def test_ctrl_c_exits_130_and_leaves_nothing(tmp_path: Path, capture: Path, at: 
     assert process.returncode in (130, -signal.SIGINT)
     assert "Traceback" not in told and "traceana: interrupted" in told
     assert [p.name for p in tmp_path.iterdir() if p.name != "cache"] == []
+
+
+@pytest.mark.parametrize("lost", ["another error", "in a finalizer"])
+def test_ctrl_c_counts_where_its_exception_is_lost(
+    lost: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    def interrupted(**how: Any) -> int:
+        if lost == "in a finalizer":
+            Finalized()
+            time.sleep(60)
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("a panic in place of the interrupt")
+
+    monkeypatch.setattr(cli, "main", interrupted)
+    handler, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    assert run(["demo"]) == 130
+    assert capsys.readouterr().err == "traceana: interrupted\n"
+    assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == (handler, hook)
 
 
 def test_two_runs_at_once_on_one_folder(tmp_path: Path, capture: Path, own_cache: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import click
 
 from traceana import __version__
+from traceana.cli.ctrl_c import CtrlC
 from traceana.errors import TraceanaError
 from traceana.outputs.words import plain_lines
 
@@ -66,39 +67,48 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     """Run the command line and return its exit status."""
-    try:
-        result = cli.main(args=argv, prog_name="traceana", standalone_mode=False)
-        sys.stdout.flush()
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("traceana: interrupted", err=True)
-        return 130
-    except GateError as error:
-        click.echo(f"traceana: gate failed: {plain_lines(str(error))}", err=True)
-        return 3
-    except BrokenPipeError:
-        _drop_stdout()  # the reader of our output went away (`| head`)
-        return 0
-    except TraceanaError as error:
-        return _fail(str(error), error.hint, argv)
-    except MemoryError:
-        return _fail("out of memory", "give fewer ranks at a time with --ranks, or a machine with more memory", argv)
-    except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        return _fail(
-            f"{error.strerror or type(error).__name__}{where}", "check the disk, and who may write there", argv
-        )
-    except BaseException as error:
-        # polars raises its panics beside Exception; what else lies there (SystemExit) is none of ours.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        what = f"a bug in traceana ({type(error).__name__}: {error!s:.200})"
-        return _fail(what, "please report it, with what `traceana --traceback ...` shows", argv)
+    with CtrlC() as ctrl_c:
+        try:
+            result = cli.main(args=argv, prog_name="traceana", standalone_mode=False)
+            sys.stdout.flush()
+        except BaseException as error:
+            if ctrl_c.pressed or isinstance(error, (KeyboardInterrupt, click.Abort)):
+                click.echo("traceana: interrupted", err=True)
+                return 130
+            return _status(error, argv)
     return result if isinstance(result, int) else 0
+
+
+def _status(error: BaseException, argv: Sequence[str]) -> int:
+    """Says what `error` means; the exit status. Raises what none of ours can have raised."""
+    match error:
+        case click.exceptions.Exit():
+            return error.exit_code
+        case click.ClickException():
+            error.show()
+            return error.exit_code
+        case GateError():
+            click.echo(f"traceana: gate failed: {plain_lines(str(error))}", err=True)
+            return 3
+        case BrokenPipeError():
+            _drop_stdout()  # the reader of our output went away (`| head`)
+            return 0
+        case TraceanaError():
+            return _fail(str(error), error.hint, argv)
+        case MemoryError():
+            return _fail(
+                "out of memory", "give fewer ranks at a time with --ranks, or a machine with more memory", argv
+            )
+        case OSError():
+            where = f": {error.filename}" if error.filename else ""
+            what = f"{error.strerror or type(error).__name__}{where}"
+            return _fail(what, "check the disk, and who may write there", argv)
+        case _:
+            # polars raises its panics beside Exception; what else lies there (SystemExit) is none of ours.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise error
+            what = f"a bug in traceana ({type(error).__name__}: {error!s:.200})"
+            return _fail(what, "please report it, with what `traceana --traceback ...` shows", argv)
 
 
 def _fail(what: str, hint: str | None, argv: Sequence[str]) -> int:

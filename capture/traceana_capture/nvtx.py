@@ -56,6 +56,9 @@ class NvtxSpans:
         torch = self._torch
         distributed = torch.distributed
         self._exchange(torch.profiler, "record_function", self._ranged(torch.profiler.record_function))
+        # SGLang asks before it makes `scheduler.*` and `step[..]`, the only spans of a server without a pipeline.
+        enabled = torch.autograd._profiler_enabled
+        self._exchange(torch.autograd, "_profiler_enabled", lambda: self.recording() or enabled())
         if not distributed.is_available():
             return
         for name in (*_SENDS, *_RECEIVES):

@@ -80,7 +80,8 @@ def a_torch() -> Any:
         setattr(distributed, name, lambda tensor, *rest: None)
     runtime = SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0)
     return SimpleNamespace(
-        _C=SimpleNamespace(_nvtx=Said(), _cudart=runtime), distributed=distributed, autograd=SimpleNamespace(),
+        _C=SimpleNamespace(_nvtx=Said(), _cudart=runtime), distributed=distributed,
+        autograd=SimpleNamespace(_profiler_enabled=lambda: False),
         profiler=SimpleNamespace(record_function=Span),
     )  # fmt: skip
 
@@ -111,6 +112,18 @@ def test_messages_of_nccl_say_peer_size_and_type_and_waits_are_ops() -> None:
     rest = [line for i, line in enumerate(said.lines) if i not in (0, 4)]
     comm = ["push record_param_comms", "pop"]
     assert rest == ["pop", *comm, "pop", *comm, "start gloo:recv 1", "end 1", *comm]
+
+
+def test_a_server_that_asks_for_a_profiler_hears_of_nsys() -> None:
+    """SGLang makes `scheduler.*` and `step[..]` spans only while a profiler is on."""
+    torch = a_torch()
+    before = torch.autograd._profiler_enabled
+    spans = NvtxSpans(torch)
+    spans.begin()
+    taken = torch.autograd._profiler_enabled  # by a module that was imported meanwhile
+    assert taken() is True
+    spans.end()
+    assert torch.autograd._profiler_enabled is before and taken() is False
 
 
 def test_an_error_passes_and_leaves_nothing_open() -> None:

@@ -131,6 +131,24 @@ def test_directions_of_two_ranks(tmp_path: Path) -> None:
     assert losses(ranks) == {"nsys_p2p_direction_unknown": 1, "nsys_no_spans": 1}
 
 
+def test_messages_before_and_after_what_the_hook_says_are_not_of_the_recording(tmp_path: Path) -> None:
+    """nsys records a node's ranks from the first one's start on; the hook begins on each at that rank's own."""
+    export = two_stages()
+    for at in (1000, 2000, 3000):
+        export.p2p(200, 1, at, ["ncclRecv"])
+    export.range(200, 1990, 2100, "traceana.message[recv peer=0 elements=8 dtype=Int]")
+    export.p2p(200, 1, 2500, ["ncclSend"])  # in between, by another library: as far as nsys tells
+    export.range(200, 2700, 2710, "traceana.message[send peer=0 elements=8 dtype=Int]")  # and launches nothing
+    export.p2p(300, 0, 1000, ["ncclSend"])  # this rank marks nothing at all
+    ranks = read_nsys(export.write(tmp_path / "x.sqlite", epoch_ns=0))
+    assert p2p(ranks[0]) == [(1200, "send", None, 1)]
+    assert p2p(ranks[1]) == [
+        (1200, "coalesced", None, None), (2200, "recv", 0, None), (2700, "send", None, 0),
+        (3200, "coalesced", None, None),
+    ]  # fmt: skip
+    assert losses(ranks) == {"nsys_no_spans": 1}
+
+
 def test_nested_groups_and_lone_calls(tmp_path: Path) -> None:
     export = two_stages()
     # recording began inside a group: its end comes without a start

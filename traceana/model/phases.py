@@ -22,7 +22,11 @@ HOST_SCHEDULE, HOST_LAUNCH, NO_WORK, PROFILER, UNKNOWN = (
 )
 
 # Spans that say how, not what for: they do not name a phase. gloo sends also outlive their call, so they do not nest.
-_NOT_PHASES = r"^(traceana\.slot\[|gloo:|nccl:|nccl[A-Z]|step\[|##|ProfilerStep|PyTorch Profiler|cuda|cublas|cudnn|autograd::|Optimizer\.)"
+# Nor do the ranges of libraries (nsys: NCCL's, and CUB's `cub::DeviceScan`), which lie inside SGLang's.
+_NOT_PHASES = (
+    r"^(traceana\.slot\[|gloo:|nccl:|nccl[A-Z]|step\[|##|ProfilerStep|PyTorch Profiler|cuda|cublas|cudnn|[A-Za-z_]+::"
+    r"|Optimizer\.)"
+)
 GLUE = "between spans"
 
 _SCHEMA = {"ts_ns": pl.Int64, "end_ns": pl.Int64, "cause": pl.String, "detail": pl.String, "visit": pl.Int64}

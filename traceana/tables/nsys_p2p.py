@@ -62,8 +62,11 @@ def communication(
         on=["process", "correlation"],
         how="left",
     )
-    told = _said(launches, ranges)
-    told = pl.concat([told, _directions(launches.join(told, on="row", how="anti"), ranges, ranks)], how="diagonal")
+    marks = _marks(ranges)
+    told = _said(launches, marks)
+    recorded = _recorded(launches, marks)
+    rest = recorded.join(told, on="row", how="anti")
+    told = pl.concat([told, _directions(rest, ranges, ranks)], how="diagonal")
     losses: list[Loss] = []
     unknown = told.get_column("collective").null_count()
     if unknown:
@@ -78,19 +81,34 @@ def communication(
     others = kernels.filter(pl.col("word") != "SendRecv").select(
         "row", collective=pl.col("word").replace_strict(_COLLECTIVES, default=None, return_dtype=pl.String())
     )
-    return pl.concat([told, others], how="diagonal"), losses
+    # torch's word for messages that an op does not name one by one.
+    edge = launches.join(recorded, on="row", how="anti").select("row", collective=pl.lit("coalesced"))
+    return pl.concat([told, others, edge], how="diagonal"), losses
 
 
-def _said(launches: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
-    """What the hook says of those launches that lie in one of its ranges, as _TOLD."""
+def _marks(ranges: pl.DataFrame) -> pl.DataFrame:
+    """The hook's ranges around messages: process, thread, from_ns, to_ns and what each says."""
     text = pl.col("name").str.extract_groups(MESSAGE).struct
-    marks = ranges.filter(pl.col("name").str.contains(MESSAGE)).select(
-        "thread", pl.col("ts_ns").alias("from_ns"), pl.col("end_ns").alias("to_ns"),
+    return ranges.filter(pl.col("name").str.contains(MESSAGE)).select(
+        "process", "thread", pl.col("ts_ns").alias("from_ns"), pl.col("end_ns").alias("to_ns"),
         text.field("collective"), text.field("peer").cast(pl.Int32), text.field("elements").cast(pl.Int64),
         text.field("dtype"),
     )  # fmt: skip
+
+
+def _recorded(launches: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
+    """The launches that are messages of the recording. nsys begins on all ranks of a node at once, the hook with each
+    rank's own start of the profile: what a rank that marks its messages launched before its first mark, or after its
+    last, is in no span, and would take the place of the message of its kind that is."""
+    said = marks.group_by("process").agg(first_ns=pl.col("from_ns").min(), last_ns=pl.col("to_ns").max())
+    inside = pl.col("at_ns").is_between("first_ns", "last_ns").fill_null(True)
+    return launches.join(said, on="process", how="left", maintain_order="left").filter(inside)
+
+
+def _said(launches: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
+    """What the hook says of those launches that lie in one of its ranges, as _TOLD."""
     held = launches.drop_nulls("at_ns").sort("at_ns").join_asof(
-        marks.sort("from_ns"), left_on="at_ns", right_on="from_ns", by="thread", strategy="backward",
+        marks.drop("process").sort("from_ns"), left_on="at_ns", right_on="from_ns", by="thread", strategy="backward",
         check_sortedness=False,
     ).filter(pl.col("at_ns") < pl.col("to_ns"))  # fmt: skip
     sends, receives = pl.col("collective") == "send", pl.col("collective") == "recv"

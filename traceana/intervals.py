@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["IntArray", "Intervals", "intersect", "intersect_pairs", "length", "subtract", "union", "within"]
+__all__ = ["IntArray", "Intervals", "empty", "intersect", "intersect_pairs", "length", "subtract", "union", "within"]
 
 IntArray = NDArray[np.int64]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -108,16 +111,31 @@ def check(trace: RawTrace, rows: list[dict[str, Any]]) -> None:
     for key, column in INTS.items():
         assert columns[column].tolist() == [(e.get("args") or {}).get(key, NULL) for e in rows]
     assert columns["finished"].tolist() == [(e.get("args") or {}).get("finished", True) for e in rows]
-    assert [row for row, _ in trace.events.talks] == [
+    assert trace.events.talks.get_column("row").to_list() == [
         i for i, e in enumerate(rows) if (e.get("args") or {}).get("Collective name")
     ]
+
+
+@pytest.mark.parametrize("chunks", [None, 2])
+def test_nothing_of_a_trace_outlives_it(chunks: int | None) -> None:
+    gc.disable()  # a cycle would keep it until some later time
+    try:
+        with ThreadPoolExecutor(chunks) if chunks else nullcontext() as pool:
+            trace = read_kineto(DEMO[0], block=1 << 16, pool=pool)
+            left = [weakref.ref(trace.events.columns[name]) for name in ("ts", "kind")]
+            assert all(ref() is not None for ref in left)
+            del trace
+            assert all(ref() is None for ref in left)
+    finally:
+        gc.enable()
 
 
 def same(a: RawTrace, b: RawTrace) -> None:
     assert a.events.names.to_list() == b.events.names.to_list()
     for name in COLUMNS:
         assert a.events.columns[name].tolist() == b.events.columns[name].tolist()
-    assert (a.events.talks, a.events.metadata, a.events.unused) == (b.events.talks, b.events.metadata, b.events.unused)
+    assert a.events.talks.equals(b.events.talks)
+    assert (a.events.metadata, a.events.unused) == (b.events.metadata, b.events.unused)
     assert (a.header, a.lost) == (b.header, b.lost)
 
 

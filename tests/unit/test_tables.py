@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 from traceana import demo_capture, schema
 from traceana.sources.limits import Limits
 from traceana.tables.capture import RankTables
-from traceana.tables.read import read_capture
+from traceana.tables.read import read_capture, read_rank
+from traceana.tables.store import Store
 
 BASE = kf.BASE_NS
 START = 5 * 10**15
@@ -262,6 +264,16 @@ def test_limits_reach_the_reader(tmp_path: Path) -> None:
     capture = read_capture(tmp_path, cache=False, limits=Limits(text_bytes=9000))
     assert [r.info.rank for r in capture.ranks] == [0]
     assert "larger than" in capture.losses.filter(pl.col("name") == "rank_not_read")["detail"][0]
+
+
+def test_what_is_wrong_with_a_rank_holds_nothing_of_it(tmp_path: Path) -> None:
+    kf.write(tmp_path / "rank0.json", busy(500))
+    store = Store(tmp_path / "store")
+    read = read_rank(tmp_path / "rank0.json", None, store=store, limits=Limits(text_bytes=9000), cache=False)
+    assert read.error is not None
+    frames = [frame for frame, _ in traceback.walk_tb(read.error.__traceback__)]
+    assert {"read_kineto", "_within"} <= {frame.f_code.co_name for frame in frames}
+    assert not any(frame.f_locals for frame in frames if frame.f_code.co_name in ("read_kineto", "_within"))
 
 
 def test_progress_counts_every_trace(tmp_path: Path) -> None:

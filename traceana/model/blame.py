@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,9 +10,9 @@ import numpy as np
 import polars as pl
 
 from traceana import schema
-from traceana.arrays import distinct
+from traceana.arrays import distinct, narrow
 from traceana.engine import side_by_side
-from traceana.intervals import IntArray, Intervals, intersect_pairs, subtract, union
+from traceana.intervals import IntArray, Intervals, empty, intersect_pairs, subtract, union
 from traceana.model.chain import (
     CAUSES,
     CODE,
@@ -32,13 +32,23 @@ from traceana.model.graph import Graph, build_graph
 from traceana.model.kernel_classes import is_communication
 from traceana.model.moves import Groups, Moves
 from traceana.model.phases import host_phases
-from traceana.model.pieces import Pieces, disagreement, in_order, joined, mark_ambiguous, tally, uncovered
+from traceana.model.pieces import (
+    Pieces,
+    S,
+    Stretches,
+    disagreement,
+    in_order,
+    joined,
+    mark_ambiguous,
+    tally,
+    uncovered,
+)
 from traceana.model.states import DeviceStates
 from traceana.model.trace import Trace
 
 __all__ = ["Blame", "blame"]
 
-_CHAINS_AT_A_TIME = 1 << 17
+_CHAINS_AT_A_TIME = 1 << 15  # what is made of them on the way is many times as large as they are
 _PARTS = 8  # of doubtful stretches of a rank before they are put together
 
 
@@ -91,70 +101,69 @@ class _Blamer:
         ]
         self.u = np.array([trace.uncertainty_ns.get(r) or 0 for r in trace.ranks], dtype=np.int64)
         self.room = room_between(self.graph)
-        self.edges: list[Intervals] = []  # where other ranks' clocks leave an edge open, by rank
         self.known = Known(trace, states, self.phases, self.graph, self.head, self.first)
         self.at = {rank: position for position, rank in enumerate(trace.ranks)}
 
-    def settled(self) -> tuple[list[Pieces], Links, tuple[IntArray, IntArray]]:
-        """All bubbles of each rank in pieces, all chains, and which ranks each chain came to (chain and rank)."""
-        n = len(self.trace.ranks)
+    def settled(self) -> tuple[list[Pieces], list[Intervals], Links, tuple[IntArray, IntArray]]:
+        """All bubbles of each rank in pieces; by rank, where other ranks' clocks leave an edge open; all chains, and
+        which ranks each chain came to (chain and rank)."""
         holds = find_holds(self.graph)
-        pieces: list[Pieces] = []
+        still = np.zeros(len(self.trace.ranks), dtype=np.int64)
+        parts: list[list[Pieces]] = [[self._without_chain(rank)] for rank in range(still.size)]
+        edges: list[list[Intervals]] = [[] for _ in range(still.size)]
         chains: list[Links] = []
-        seen: list[tuple[IntArray, IntArray]] = []
-        first = 0
-        while first < n or not chains:  # so many ranks at a time that what the walk needs stays small
-            most = self.first[first] + _CHAINS_AT_A_TIME
-            last = min(max(int(np.searchsorted(self.first, most, side="right")) - 1, first + 1), n)
-            which = np.arange(self.first[first], self.first[last])
+        seen: list[tuple[IntArray, IntArray]] = [(narrow(np.arange(self.head.size)), narrow(self.waiter))]
+        for first in range(0, max(self.head.size, 1), _CHAINS_AT_A_TIME):  # what the walk needs stays small
+            which = np.arange(first, min(first + _CHAINS_AT_A_TIME, self.head.size))
             links, (chain, rank) = walk(self.graph, self.head[which], self.begin[which], holds)
             links = replace(links, chain=which[links.chain])
             chains.append(links.kept())
-            seen.append((which[chain], rank))
-            for own, edges in side_by_side(partial(self._of_rank, links), range(first, last), alone=self.alone):
-                pieces.append(own)
-                if edges is not None:
-                    self.edges.append(edges)
-            first = last
+            seen.append((narrow(which[chain]), narrow(rank)))
+            here = distinct(self.waiter[which]).tolist()
+            work = partial(self._of_rank, links, still)
+            for i, (own, open_edges) in zip(here, side_by_side(work, here, alone=self.alone), strict=True):
+                parts[i].append(own)
+                edges[i].append(open_edges)
         every = Links(*(np.concatenate([getattr(c, f) for c in chains]) for f in Links.__slots__))
-        waits = np.arange(self.head.size), self.waiter
-        touched = [np.concatenate([waits[k], *(s[k] for s in seen)]) for k in (0, 1)]
-        return pieces, every, (touched[0], touched[1])
+        chains.clear()
+        touched = np.concatenate([s[0] for s in seen]), np.concatenate([s[1] for s in seen])
+        pieces: list[Pieces] = []
+        while parts:  # its parts make room for the next one
+            pieces.append(in_order(parts.pop(0)).kept())
+        return pieces, [_together(e) if e else empty() for e in edges], every, touched
 
-    def _of_rank(self, links: Links, rank: int) -> tuple[Pieces, Intervals | None]:
-        """The bubbles of the rank at position `rank` in pieces, its chains among `links`; and its unsure edges."""
+    def _of_rank(self, links: Links, still: IntArray, rank: int) -> tuple[Pieces, Intervals]:
+        """The bubbles of the rank at position `rank` that its chains among `links` explain, in pieces; and its unsure
+        edges."""
         low, high = np.searchsorted(links.chain, self.first[rank : rank + 2])
         own = Links(*(getattr(links, f)[low:high] for f in Links.__slots__))
-        cut = self._in_phases(own, np.zeros(len(self.trace.ranks), dtype=np.int64))
-        edges = None
+        cut = self._in_phases(_as_pieces(own, self.waiter), own, still)
+        edges = empty()
         if self.u.any():
             edges = unsure_edges(rank, cut.gap, cut.lo, cut.hi, cut.cause, cut.root, self.u, self.room)
-        return in_order([*self._in_bubbles(cut, rank), *self._without_chain(rank)]).kept(), edges
+        return self._in_bubbles(cut, rank).kept(), edges
 
-    def moved(self, graph: Graph, holds: Holds, chains: IntArray, shift: IntArray) -> dict[int, Pieces]:
-        """The bubbles of `chains` in pieces, by waiting rank, on the waiters' own (unmoved) clocks; `graph` has clocks
-        moved by `shift`."""
+    def moved(self, graph: Graph, holds: Holds, chains: IntArray, shift: IntArray) -> Iterator[tuple[int, Stretches]]:
+        """The bubbles of `chains` in stretches in order, by waiting rank, on the waiters' own (unmoved) clocks; `graph`
+        has clocks moved by `shift`."""
         waiter = self.waiter[chains]
         links, _ = walk(graph, self.head[chains], self.begin[chains] + shift[waiter], holds)
-        every = self._in_phases(replace(links, chain=chains[links.chain]), shift)
-        return {i: in_order(self._in_bubbles(every, i)) for i in distinct(every.rank).tolist()}
+        links = replace(links, chain=chains[links.chain])
+        every = self._in_phases(_as_stretches(links, self.waiter), links, shift)
+        for i in distinct(waiter).tolist():
+            yield i, in_order([self._in_bubbles(every, i)])
 
-    def _in_phases(self, links: Links, shift: IntArray) -> Pieces:
-        """`links` as pieces on the waiters' own clocks, those of host threads cut by what the host did."""
-        graph, waiter = self.graph, self.waiter
-        base = Pieces(
-            rank=waiter[links.chain], lo=links.lo, hi=links.hi, cause=links.cause, root=links.root, crossed=links.crossed,
-            gap=links.chain, link=links.link, element=links.element, ref=links.ref, reason=links.reason,
-            phase=np.full(links.chain.size, -1, dtype=np.int64),
-        )  # fmt: skip
-        host = base.element == THREAD
-        parts: list[Pieces] = []
-        parts.append(base.take(np.flatnonzero(~host)) if host.any() else base)
+    def _in_phases(self, base: S, links: Links, shift: IntArray) -> S:
+        """`base`, which stands for `links`, on the waiters' own clocks, those of host threads cut by what the host
+        did."""
+        graph = self.graph
+        host = links.element == THREAD
+        parts = [base.take(np.flatnonzero(~host)) if host.any() else base]
         held = np.flatnonzero(host)
-        thread_rank = graph.thread_rank[base.ref[held]]
+        thread_rank = graph.thread_rank[links.ref[held]]
         for i in distinct(thread_rank).tolist():
             phases, rows = self.phases[i], held[thread_rank == i]
-            on_main = graph.main[i] == base.ref[rows]
+            on_main = graph.main[i] == links.ref[rows]
             spans = Intervals(
                 phases.get_column("ts_ns").to_numpy() + shift[i], phases.get_column("end_ns").to_numpy() + shift[i]
             )
@@ -183,15 +192,15 @@ class _Blamer:
         back = shift[every.rank]
         return replace(every, lo=every.lo - back, hi=every.hi - back)
 
-    def _in_bubbles(self, every: Pieces, rank: int) -> list[Pieces]:
+    def _in_bubbles(self, every: S, rank: int) -> S:
         """What of the pieces lies in the idle intervals of `rank`, each in its own gap."""
         idle = self.idle[rank]
         rows = np.flatnonzero(every.rank == rank)
         a, b, over = intersect_pairs(Intervals(every.lo[rows], every.hi[rows]), idle)
         same = every.gap[rows[a]] == self.idle_gap[rank][b]
-        return [every.take(rows[a[same]], lo=over.start[same], hi=over.end[same])]
+        return every.take(rows[a[same]], lo=over.start[same], hi=over.end[same])
 
-    def _without_chain(self, rank: int) -> list[Pieces]:
+    def _without_chain(self, rank: int) -> Pieces:
         """The stretches of the bubbles of `rank` that need no chain."""
         idle, label = self.idle[rank], self.labels[rank]
         nothing = self.idle_gap[rank] < 0
@@ -203,7 +212,7 @@ class _Blamer:
             roots = said.replace_strict(self.at, default=-1, return_dtype=pl.Int64).fill_null(-1).to_numpy()
             plain, rows = self._plain(rank, label, causes), np.arange(label.start.size)
             out.append(plain.take(rows, root=roots, ref=rows, element=np.full(rows.size, -2)))
-        return out
+        return joined(out).kept()
 
     def _plain(self, rank: int, spans: Intervals, cause: int | IntArray) -> Pieces:
         n = spans.start.size
@@ -213,6 +222,18 @@ class _Blamer:
             rank=np.full(n, rank), lo=spans.start, hi=spans.end, cause=code, root=minus, crossed=np.zeros(n, dtype=np.bool_),
             gap=minus, link=np.zeros(n, dtype=np.int64), element=minus, ref=minus, reason=np.zeros(n, dtype=np.int64), phase=minus,
         )  # fmt: skip
+
+
+def _as_stretches(links: Links, waiter: IntArray) -> Stretches:
+    return Stretches(waiter[links.chain], links.lo, links.hi, links.cause, links.root, links.chain)
+
+
+def _as_pieces(links: Links, waiter: IntArray) -> Pieces:
+    return Pieces(
+        rank=waiter[links.chain], lo=links.lo, hi=links.hi, cause=links.cause, root=links.root, crossed=links.crossed,
+        gap=links.chain, link=links.link, element=links.element, ref=links.ref, reason=links.reason,
+        phase=np.full(links.chain.size, -1, dtype=np.int64),
+    )  # fmt: skip
 
 
 def _communication(trace: Trace) -> np.ndarray:
@@ -243,7 +264,7 @@ def blame(
     """
     blamer = _Blamer(trace, states)
     n = len(trace.ranks)
-    base, links, touched = blamer.settled()
+    base, edges, links, touched = blamer.settled()
     spent = np.stack([tally(p) for p in base]) if base else np.zeros((0, len(CAUSES)), dtype=np.int64)
     low, high = spent.copy(), spent.copy()
     doubt: list[list[Intervals]] = [[] for _ in range(n)]
@@ -266,16 +287,15 @@ def blame(
                 some = chains[first : first + _CHAINS_AT_A_TIME]
                 chosen = np.zeros(blamer.head.size + 1, dtype=np.bool_)  # the last one stands for no chain
                 chosen[some] = True
-                found = blamer.moved(moves.graph, holds, some, shift)
-                for i in distinct(blamer.waiter[some]).tolist():
-                    before = base[i].take(np.flatnonzero(chosen[base[i].gap]))
-                    after = found.get(i) or before.take(np.zeros(0, dtype=np.int64))
+                for i, after in blamer.moved(moves.graph, holds, some, shift):
+                    before = base[i].bare(np.flatnonzero(chosen[base[i].gap]))
                     then[i] += tally(after) - tally(before)
                     doubt[i].append(disagreement(before, after))
         low, high = np.minimum(low, then), np.maximum(high, then)
         doubt = [[_together(spans)] if len(spans) > _PARTS else spans for spans in doubt]
-    for i, spans_of in enumerate(blamer.edges):
-        doubt[i].append(spans_of)
+    for i, open_edges in enumerate(edges):
+        if open_edges.start.size:
+            doubt[i].append(open_edges)
     forwards = ForwardParts(trace, blamer.graph)
     left = dict(enumerate(base))
     base.clear()

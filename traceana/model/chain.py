@@ -122,7 +122,7 @@ class _Walker:
         self.time = graph.activity.start[head].copy()
         self.crossed = np.zeros(n, dtype=np.bool_)
         self.blocked = np.zeros(n, dtype=np.bool_)
-        self.link = np.zeros(n, dtype=np.int64)
+        self.link = np.zeros(n, dtype=np.int32)
         self.out: list[tuple[np.ndarray, ...]] = []
 
     def emit(
@@ -140,10 +140,10 @@ class _Walker:
         lo = np.minimum(np.maximum(lo, self.begin[chains]), hi)
         some = hi > lo
         c = chains[some]
-        full = np.full(c.size, cause) if isinstance(cause, int) else cause[some]
+        full = np.full(c.size, cause, np.int8) if isinstance(cause, int) else cause[some].astype(np.int8)
         self.out.append(
-            (c, self.link[c], lo[some], hi[some], full, root[some], np.full(c.size, element), ref[some],
-             self.crossed[c].copy(), np.full(c.size, reason))
+            (c.astype(np.int32), self.link[c], lo[some], hi[some], full, root[some].astype(np.int32),
+             np.full(c.size, element, np.int8), ref[some].astype(np.int32), self.crossed[c], np.full(c.size, reason, np.int8))
         )  # fmt: skip
         self.link[c] += 1
         self.time[chains] = lo
@@ -324,8 +324,7 @@ class _Walker:
         if not self.out:
             none = np.zeros(0, dtype=np.int64)
             return Links(none, none, none, none, none, none, none, none, np.zeros(0, dtype=np.bool_), none)
-        chain, link = (np.concatenate([o[k] for o in self.out]) for k in range(2))
-        order = np.lexsort((link, chain))
+        order = np.argsort(np.concatenate([o[0] for o in self.out]), kind="stable")  # those of a chain are in order
         return Links(*(np.concatenate([o[k] for o in self.out])[order] for k in range(10)))
 
 

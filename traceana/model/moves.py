@@ -20,7 +20,7 @@ class Groups:
     """The rows of each of `count` groups, from the group of every row (-1: the last one, as an index would)."""
 
     def __init__(self, group: IntArray, count: int) -> None:
-        group = np.where(group < 0, group + count, group)
+        group = np.where(group < 0, np.int64(count) + group, group)
         self._order = np.argsort(group, kind="stable")
         self._start = np.searchsorted(group[self._order], np.arange(count + 1))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,47 +12,65 @@ from traceana.arrays import narrow
 from traceana.intervals import IntArray, Intervals, intersect_pairs, union
 from traceana.model.chain import CAUSES, CODE
 
-__all__ = ["Pieces", "disagreement", "in_order", "joined", "mark_ambiguous", "tally", "uncovered"]
+__all__ = ["Pieces", "Stretches", "disagreement", "in_order", "joined", "mark_ambiguous", "tally", "uncovered"]
+
+_WHOLE = ("lo", "hi", "crossed")
+S = TypeVar("S", bound="Stretches")
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
-    """Stretches of bubbles on the waiter's own clock, in arrays; `detail` and `visit` of host phases come along."""
+class Stretches:
+    """Stretches of bubbles on the waiter's own clock, in arrays: as much of them as clocks are compared by."""
 
     rank: IntArray
     lo: IntArray
     hi: IntArray
     cause: IntArray
     root: IntArray
-    crossed: np.ndarray
     gap: IntArray
+
+    def take(self: S, rows: IntArray | np.ndarray, **changed: IntArray) -> S:
+        """The given rows, with some columns changed (others than its own do not matter)."""
+        columns: dict[str, Any] = {
+            f.name: changed[f.name] if f.name in changed else getattr(self, f.name)[rows] for f in fields(self)
+        }
+        return type(self)(**columns)
+
+    def kept(self: S) -> S:
+        """The same in less memory."""
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        return type(self)(**{name: c if name in _WHOLE else narrow(c) for name, c in columns.items()})
+
+    def bare(self, rows: IntArray) -> Stretches:
+        """The given rows without what tells more of them."""
+        return Stretches(**{f.name: getattr(self, f.name)[rows] for f in fields(Stretches)})
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces(Stretches):
+    """Stretches with what details are told from: the link and element of the chain, and the phase of a host."""
+
+    crossed: np.ndarray
     link: IntArray
     element: IntArray
     ref: IntArray
     reason: IntArray
     phase: IntArray
 
-    def take(self, rows: IntArray | np.ndarray, **changed: IntArray) -> Pieces:
-        """The given rows, with some columns changed."""
-        columns: dict[str, Any] = {f: changed.get(f, getattr(self, f)[rows]) for f in self.__slots__}
-        return Pieces(**columns)
 
-    def kept(self) -> Pieces:
-        """The same in less memory."""
-        whole = ("lo", "hi", "crossed")
-        return Pieces(*(getattr(self, f) if f in whole else narrow(getattr(self, f)) for f in self.__slots__))
-
-
-def joined(parts: Sequence[Pieces]) -> Pieces:
+def joined(parts: Sequence[S]) -> S:
+    """All of `parts`, of which there is at least one."""
     if len(parts) == 1:
         return parts[0]
-    return Pieces(*(np.concatenate([getattr(p, f) for p in parts]) for f in Pieces.__slots__))
+    kind = type(parts[0])
+    return kind(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(kind)})
 
 
-def in_order(parts: Sequence[Pieces]) -> Pieces:
-    """All pieces by rank and time."""
-    order = np.lexsort([np.concatenate([getattr(p, f) for p in parts]) for f in ("lo", "rank")])
-    return Pieces(*(np.concatenate([getattr(p, f) for p in parts])[order] for f in Pieces.__slots__))
+def in_order(parts: Sequence[S]) -> S:
+    """All of `parts`, of which there is at least one, by rank and time."""
+    every = joined(parts)
+    order = np.lexsort((every.lo, every.rank))
+    return every.take(order)
 
 
 def uncovered(a: Intervals, b: Intervals) -> tuple[IntArray, Intervals]:
@@ -63,14 +81,14 @@ def uncovered(a: Intervals, b: Intervals) -> tuple[IntArray, Intervals]:
     return index, over
 
 
-def disagreement(base: Pieces, other: Pieces) -> Intervals:
+def disagreement(base: Stretches, other: Stretches) -> Intervals:
     """The nanoseconds whose cause or root differs between two tilings of the same bubbles of one rank."""
     a, b, over = intersect_pairs(Intervals(base.lo, base.hi), Intervals(other.lo, other.hi))
     differs = (base.cause[a] != other.cause[b]) | (base.root[a] != other.root[b])
     return Intervals(over.start[differs], over.end[differs])
 
 
-def tally(pieces: Pieces) -> IntArray:
+def tally(pieces: Stretches) -> IntArray:
     """Nanoseconds of each cause."""
     out = np.zeros(len(CAUSES), dtype=np.int64)
     np.add.at(out, pieces.cause, pieces.hi - pieces.lo)

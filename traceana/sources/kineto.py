@@ -13,6 +13,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -130,12 +131,9 @@ def read_kineto(
         if first and _MERGED_PID.search(chunk.buffer, chunk.raw, chunk.stop):
             raise _merged(path, chunk, (later for later, _ in flight))
         first = False
-        if not left:
-            try:
-                parts.append(parsed())
-                continue
-            except NotPlain:
-                pass
+        if not left and (events := parsed()) is not None:
+            parts.append(events)
+            continue
         text = left + chunk.buffer[chunk.raw :]
         stop = len(left) + chunk.stop - chunk.raw
         offset = left_at if left else chunk.offset + chunk.raw
@@ -159,16 +157,17 @@ def read_kineto(
     return RawTrace(path, header, events, (*lost, *events.lost))
 
 
-Parse = Callable[[], Events]
+Parse = Callable[[], Events | None]
 
 
 def _in_flight(chunks: Iterator[Chunk], pool: Executor | None, tolerant: bool) -> Iterator[tuple[Chunk, Parse]]:
-    """Every chunk with what gives its events by the fast path, or raises NotPlain; a few ahead where a pool works."""
+    """Every chunk with what gives its events by the fast path (None where that refuses it); a few ahead where a pool
+    works."""
     if pool is None or tolerant:
         for chunk in chunks:
-            yield chunk, (_refuse if tolerant else partial(_fast, chunk))
+            yield chunk, ((lambda: None) if tolerant else partial(_fast, chunk))
         return
-    waiting: deque[tuple[Chunk, Future[Events]]] = deque()
+    waiting: deque[tuple[Chunk, Future[Events | None]]] = deque()
     for chunk in chunks:
         waiting.append((chunk, pool.submit(_fast, chunk)))
         if len(waiting) >= _AHEAD:
@@ -178,22 +177,20 @@ def _in_flight(chunks: Iterator[Chunk], pool: Executor | None, tolerant: bool) -
         yield done, future.result
 
 
-def _fast(chunk: Chunk) -> Events:
+def _fast(chunk: Chunk) -> Events | None:
+    """Nothing is raised: a future keeps what was raised in it, that keeps the frames it went through, and those keep
+    the future, with all the events of the trace, until the collector of cycles comes."""
     if chunk.final or chunk.start >= chunk.stop:
-        raise NotPlain("the end of the list is read by the tolerant path")
+        return None  # the end of the list is read by the tolerant path
     if not chunk.buffer.isascii():
         try:
             str(memoryview(chunk.buffer)[chunk.start : chunk.stop], "utf-8")
-        except UnicodeDecodeError as error:
-            raise NotPlain("not UTF-8") from error
-    try:
-        return parse_keys(chunk.buffer, chunk.start, chunk.stop, chunk.offset)
-    except NotPlain:
-        return parse_plain(chunk.buffer, chunk.start, chunk.stop, chunk.offset)
-
-
-def _refuse() -> Events:
-    raise NotPlain("asked to be tolerant")
+        except UnicodeDecodeError:
+            return None
+    for parse in (parse_keys, parse_plain):
+        with suppress(NotPlain):
+            return parse(chunk.buffer, chunk.start, chunk.stop, chunk.offset)
+    return None
 
 
 def _foot(text: bytes, later: Iterator[Chunk], limits: Limits) -> bytes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -30,9 +32,10 @@ __all__ = [
     "Events",
     "Ints",
     "Lost",
-    "communication_frame",
     "impossible_ranks",
     "join_events",
+    "possible_talks",
+    "talk_frame",
 ]
 
 Ints = npt.NDArray[np.int64]
@@ -82,7 +85,7 @@ COMMUNICATION: Mapping[str, tuple[str, pl.DataType]] = {
     "Group size": ("group_size", pl.Int64()),
     "Seq": ("seq", pl.Int64()),
 }
-_COUNTED = ("Src Rank", "Dst Rank", "Group size")  # ranks, of which no job has 2**31
+_COUNTED = ("src_rank", "dst_rank", "group_size")  # ranks, of which no job has 2**31
 COLUMNS: Mapping[str, type[np.generic]] = {
     "kind": np.uint8,
     "pid": np.int64,
@@ -110,12 +113,12 @@ class Lost:
 @dataclass(slots=True)
 class Events:
     """What one stretch of a trace holds, in file order: `columns` (see COLUMNS) and `names` of the events kept, `talks`
-    (row, arguments) of those that carry a message, metadata rows as decoded, how many events of which category or
-    phase were left out, and what was lost."""
+    (`talk_frame`) of those that carry a message, metadata rows as decoded, how many events of which category or phase
+    were left out, and what was lost."""
 
     columns: dict[str, npt.NDArray[Any]]
     names: pl.Series
-    talks: list[tuple[int, Mapping[str, object]]] = field(default_factory=list[tuple[int, Mapping[str, object]]])
+    talks: pl.DataFrame = field(default_factory=lambda: talk_frame([]))
     metadata: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     unused: Counter[str] = field(default_factory=Counter[str])
     lost: list[Lost] = field(default_factory=list[Lost])
@@ -127,43 +130,49 @@ class Events:
 
 
 def join_events(parts: Sequence[Events]) -> Events:
-    """`parts` one after the other."""
+    """`parts` one after the other. Their columns are taken out of them: both at once are the most that reading holds."""
     if not parts:
         nothing = {name: np.empty(0, dtype=dtype) for name, dtype in COLUMNS.items()}
         return Events(nothing, pl.Series("name", [], dtype=pl.Categorical()))
     joined = Events(
-        {name: np.concatenate([part.columns[name] for part in parts]) for name in COLUMNS},
+        {name: np.concatenate([part.columns.pop(name) for part in parts]) for name in COLUMNS},
         pl.concat([part.names for part in parts]),
     )
     first = 0
+    talks = [joined.talks]
     for part in parts:
-        joined.talks += [(first + row, args) for row, args in part.talks]
+        if part.talks.height:
+            talks.append(part.talks.with_columns(pl.col("row") + first))
         joined.metadata += part.metadata
         joined.unused += part.unused
         joined.lost += part.lost
         first += part.size
+    joined.talks = pl.concat(talks)
     return joined
 
 
-def communication_frame(talks: Sequence[tuple[int, Mapping[str, object]]]) -> pl.DataFrame:
-    """`talks` as typed columns after `row`; what is missing, impossible or of another type is null."""
+def talk_frame(talks: Sequence[tuple[int, Mapping[str, object]]]) -> pl.DataFrame:
+    """The rows and arguments of events that carry a message as typed columns: `row`, then those of COMMUNICATION. What
+    is missing or of another type is null."""
     columns = [pl.Series("row", [row for row, _ in talks], dtype=pl.Int64())]
     for key, (name, dtype) in COMMUNICATION.items():
         kind = int if dtype == pl.Int64() else str
-        values = [_typed(args.get(key), kind) for _, args in talks]
-        if key in _COUNTED:
-            values = [None if _impossible(value) else value for value in values]
-        columns.append(pl.Series(name, values, dtype=dtype))
+        columns.append(pl.Series(name, [_typed(args.get(key), kind) for _, args in talks], dtype=dtype))
     return pl.DataFrame(columns)
 
 
-def impossible_ranks(talks: Sequence[tuple[int, Mapping[str, object]]]) -> int:
-    """How many of `talks` name a rank or a group size beyond every job; `communication_frame` leaves those null."""
-    return sum(any(_impossible(_typed(args.get(key), int)) for key in _COUNTED) for _, args in talks)
+def possible_talks(talks: pl.DataFrame) -> pl.DataFrame:
+    """`talks` with null for ranks and group sizes beyond every job."""
+    return talks.with_columns(pl.when(~_impossible(name)).then(pl.col(name)).alias(name) for name in _COUNTED)
 
 
-def _impossible(value: object) -> bool:
-    return isinstance(value, int) and not -(1 << 31) <= value < 1 << 31
+def impossible_ranks(talks: pl.DataFrame) -> int:
+    """How many of `talks` name a rank or a group size beyond every job."""
+    return talks.filter(reduce(operator.or_, (_impossible(name).fill_null(False) for name in _COUNTED))).height
+
+
+def _impossible(name: str) -> pl.Expr:
+    return ~pl.col(name).is_between(-(1 << 31), (1 << 31) - 1)
 
 
 def _typed(value: object, kind: type[int] | type[str]) -> object:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from traceana.sources.kineto_events import (
     INTS,
@@ -244,5 +245,5 @@ def with_odd(plain: Events, at: Positions, buffer: bytes, starts: Positions, sto
     place[order] = np.arange(order.size)
     both.columns = {name: values[order] for name, values in both.columns.items()}
     both.names = both.names[order]
-    both.talks = [(int(place[row]), args) for row, args in both.talks]
+    both.talks = both.talks.with_columns(row=pl.Series(place[both.talks.get_column("row").to_numpy()]))
     return both

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import polars as pl
 
 from traceana.categories import matching
-from traceana.sources.kineto_events import COMMUNICATION, Events, communication_frame
+from traceana.sources.kineto_events import COMMUNICATION, Events, possible_talks
 from traceana.tables.capture import RankInfo
 
 __all__ = ["message_columns"]
@@ -25,7 +25,7 @@ def message_columns(
 ) -> pl.DataFrame:
     """The message columns of the device activities `rows` of `events`, one row each; `device` are those activities,
     `spans` the annotations on the streams, both with the schema's names and times."""
-    said = communication_frame(events.talks)
+    said = possible_talks(events.talks)
     by_row = np.full(events.size, -1, dtype=np.int64)
     by_row[said.get_column("row").to_numpy()] = np.arange(said.height)
     found = _gather(said.drop("row"), by_row[rows])

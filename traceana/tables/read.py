@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import tempfile
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
@@ -223,6 +224,7 @@ def read_rank(
             here = Remote.at(parent).fetch(name, Path(folder) / path.name)
             return read(here)
     except TraceanaError as error:
+        traceback.clear_frames(error.__traceback__)  # it is kept, and its frames hold what was read
         if url is not None and error.where is not None and isinstance(error, SourceError):
             error = type(error)(error.what, where=url, hint=error.hint) if not isinstance(error, MergedTrace) else error
         return RankRead(path, error=error)

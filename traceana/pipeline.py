@@ -16,7 +16,7 @@ from traceana.analyses import ALL
 from traceana.clock.align import solve_clock
 from traceana.clock.apply import apply_clock, shift_controls, shift_messages, shift_rows
 from traceana.clock.model import ClockModel
-from traceana.clock.prior import Assume
+from traceana.clock.prior import SAME_HOST_NS, Assume
 from traceana.engine import beside, open_engine, side_by_side
 from traceana.errors import ModelError, TraceanaError
 from traceana.findings import answer, find
@@ -136,9 +136,9 @@ def _align(path: Place, options: Options, say: Progress) -> _Aligned:
         )
     assume = Assume.parse(options.assume)
     # Without a belief about the clocks, streams of messages that order alone leaves open stay unpaired.
-    unknown = {"slack_ns": None} if assume.kind == "none" else {}
-    with beside(lambda: match_collectives(capture.ranks), alone=not capture.in_memory) as found:
-        matched = match(capture, **unknown, progress=say)
+    slack_ns = None if assume.kind == "none" else SAME_HOST_NS
+    with beside(lambda: match_collectives(capture.ranks, slack_ns=slack_ns), alone=not capture.in_memory) as found:
+        matched = match(capture, slack_ns=slack_ns, progress=say)
     collectives, lost = found()
     say("align clocks")
     clock = solve_clock(

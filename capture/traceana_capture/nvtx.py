@@ -55,7 +55,7 @@ class NvtxSpans:
             return
         torch = self._torch
         distributed = torch.distributed
-        self._exchange(torch.profiler, "record_function", self._ranged(torch.profiler.record_function))
+        self._exchange_span(torch.profiler.record_function)
         # SGLang asks before it makes `scheduler.*` and `step[..]`, the only spans of a server without a pipeline.
         enabled = torch.autograd._profiler_enabled
         self._exchange(torch.autograd, "_profiler_enabled", lambda: self.recording() or enabled())
@@ -68,34 +68,32 @@ class NvtxSpans:
         self._exchange(distributed.Work, "wait", self._wait(distributed.Work.wait))
 
     def end(self) -> None:
-        """Put them back, and end what is open."""
+        """Put them back. What is open stays so: a message that nobody has waited for has no end to tell."""
         while self._before:
             setattr(*self._before.pop())
-        for _, handle in self._open.values():
-            if handle is not None:
-                self._nvtx.rangeEnd(handle)
         self._open.clear()
 
     def _exchange(self, owner: Any, name: str, new: Any) -> None:
         self._before.append((owner, name, getattr(owner, name)))
         setattr(owner, name, new)
 
-    def _ranged(self, base: Any) -> Any:
-        nvtx = self._nvtx
+    def _exchange_span(self, span: Any) -> None:
+        """In the class, not for it: decorators hold objects that were made long before. A `with` looks both methods up
+        as it begins, so what is open when recording begins or ends pops what it has pushed and no more."""
+        nvtx, enter, leave = self._nvtx, span.__enter__, span.__exit__
 
-        class Ranged(base):  # type: ignore[misc]  # torch's class is only known here
-            def __enter__(self) -> Any:
-                nvtx.rangePushA(self.name)
-                return super().__enter__()
+        def entered(this: Any) -> Any:
+            nvtx.rangePushA(this.name)
+            return enter(this)
 
-            def __exit__(self, *error: Any) -> Any:
-                try:
-                    return super().__exit__(*error)
-                finally:
-                    nvtx.rangePop()
+        def left(this: Any, *error: Any) -> Any:
+            try:
+                return leave(this, *error)
+            finally:
+                nvtx.rangePop()
 
-        Ranged.__name__ = Ranged.__qualname__ = base.__name__
-        return Ranged
+        self._exchange(span, "__enter__", entered)
+        self._exchange(span, "__exit__", left)
 
     def _message(self, original: Callable[..., Any], *, sends: bool) -> Callable[..., Any]:
         """A message of the pipeline: a tensor on the CPU goes through gloo, one on a GPU through NCCL."""

@@ -111,6 +111,22 @@ def test_what_cannot_be_told_apart_is_refused() -> None:
     assert "several alignments fit" in losses.get_column("detail")[0]
 
 
+def test_one_step_from_the_next_is_told_by_the_clock_of_a_host() -> None:
+    """nsys begins on all ranks at once, mid-step: one rank's graph was launched before and is not recorded."""
+    step = np.cumsum(np.tile([100_000, 140_000, 160_000], 43))  # longer than what is searched without a clock
+    regular = np.concatenate([step + k * 20_000_000 for k in range(5)])
+    rows = run(regular, offset=300)
+    cut = rows[1][step.size :]
+    matched, losses = match_collectives([rank(0, rows[0], host="a"), rank(1, cut, host="a")], slack_ns=5_000)
+    assert [t[2:] for t in table(matched)][:2] == [(0, step.size), (1, 0)]
+    assert losses.select("name", "count").rows() == [("collective_unmatched_edge", step.size)]
+    apart = [rank(0, rows[0], host="a"), rank(1, cut, host="b")]
+    for ranks, slack in ((apart, 5_000), ([rank(0, rows[0], host="a"), rank(1, cut, host="a")], None)):
+        matched, losses = match_collectives(ranks, slack_ns=slack)
+        assert matched.height == 0
+        assert losses.get_column("name").to_list() == ["collective_alignment_unknown"]
+
+
 def test_pipeline_messages_without_arguments_do_not_pass_for_collectives() -> None:
     # Eager sends of 5 us, each received whenever the receiver gets to it.
     rng = np.random.default_rng(5)

@@ -9,7 +9,7 @@ kernels without arguments do not behave as collectives do, nothing is matched an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -94,27 +94,36 @@ def _members(ranks: Sequence[RankTables]) -> dict[int, tuple[int, ...]]:
     return out
 
 
-def _shift(anchor: pl.DataFrame, other: pl.DataFrame) -> tuple[int | None, str]:
-    """s so that the anchor's kernel i belongs to kernel i + s of the other rank, or None with the reason."""
+def _shift(anchor: pl.DataFrame, other: pl.DataFrame, slack_ns: int | None) -> tuple[int | None, str]:
+    """s so that the anchor's kernel i belongs to kernel i + s of the other rank, or None with the reason. `slack_ns` is
+    how far their clocks may differ (None: unknown)."""
     n, m = anchor.height, other.height
     what_a, what_b = anchor.get_column("code").to_numpy(), other.get_column("code").to_numpy()
     end_a, end_b = anchor.get_column("end_ns").to_numpy(), other.get_column("end_ns").to_numpy()
-    fits: list[tuple[int, int]] = []
-    for s in range(max(-_MAX_SHIFT, 1 - n), min(_MAX_SHIFT, m - 1) + 1):
+    tried = set(range(-_MAX_SHIFT, _MAX_SHIFT + 1))
+    if slack_ns is not None:  # recording may have begun whole steps later on one rank
+        near = int(np.searchsorted(end_b, end_a[n // 2])) - n // 2
+        tried.update(range(near - 1, near + 2))
+    fits: list[tuple[int, int, int]] = []
+    for s in sorted(tried & set(range(1 - n, m))):
         lo, hi = max(0, -s), min(n, m - s)
         if 2 * (hi - lo) < min(n, m) or not np.array_equal(what_a[lo:hi], what_b[lo + s : hi + s]):
             continue
-        gaps = np.abs(np.diff(end_b[lo + s : hi + s]) - np.diff(end_a[lo:hi]))
-        fits.append((int(np.sort(gaps)[gaps.size // 2]) if gaps.size else 0, s))
+        apart = end_b[lo + s : hi + s] - end_a[lo:hi]
+        gaps = np.abs(np.diff(apart))
+        fits.append((int(np.median(gaps)) if gaps.size else 0, s, int(np.abs(np.median(apart)))))
     if not fits:
         return None, "the ranks ran different collectives"
-    best, s = min(fits, key=lambda f: (f[0], abs(f[1])))
-    rest = [gap for gap, other_s in fits if other_s != s]
-    decisive = not rest or min(rest) > _DECISIVE * best + _NOISE_NS
-    if n == m and not decisive and any(other_s == 0 for _, other_s in fits):
-        return 0, ""
-    if decisive:
+    best, s, _ = min(fits, key=lambda f: (f[0], abs(f[1])))
+    alike = [f for f in fits if f[0] <= _DECISIVE * best + _NOISE_NS]
+    if len(alike) == 1:
         return s, ""
+    if slack_ns is not None:
+        timely = [s for _, s, apart in alike if apart <= slack_ns]
+        if len(timely) == 1:
+            return timely[0], ""
+    if n == m and any(s == 0 for _, s, _ in fits):
+        return 0, ""
     return None, "several alignments fit"
 
 
@@ -128,13 +137,15 @@ def _contradicts(start_a: IntArray, end_a: IntArray, start_b: IntArray, end_b: I
     return bool(10 * int(odd.sum()) > low.size)
 
 
-def _by_order(lanes: dict[int, pl.DataFrame], where: str, losses: list[dict[str, object]]) -> list[pl.DataFrame]:
+def _by_order(
+    lanes: dict[int, pl.DataFrame], slack: Mapping[int, int | None], where: str, losses: list[dict[str, object]]
+) -> list[pl.DataFrame]:
     """Kernels of one kind per rank (in order) -> frames with a column `k`, the same on all ranks of an instance."""
     ranks = sorted(lanes)
     anchor = lanes[ranks[0]]
     shifts = {ranks[0]: 0}
     for rank in ranks[1:]:
-        shift, why = _shift(anchor, lanes[rank])
+        shift, why = _shift(anchor, lanes[rank], slack[rank])
         if shift is None:
             count = sum(lane.height for lane in lanes.values())
             losses.append(_loss("collective_alignment_unknown", "warning", rank, count, f"{where}: {why}"))
@@ -178,14 +189,16 @@ def _loss(name: str, severity: str, rank: int | None, count: int, detail: str) -
     return {"name": name, "severity": severity, "rank": rank, "count": count, "detail": detail}
 
 
-def match_collectives(ranks: Sequence[RankTables]) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """COLLECTIVES over all ranks, and losses. Times stay on each rank's own clock.
+def match_collectives(ranks: Sequence[RankTables], *, slack_ns: int | None = None) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """COLLECTIVES over all ranks, and losses. Times stay on each rank's own clock. `slack_ns` is how far the clocks of
+    two ranks of one host may differ (None: nothing is known).
 
     A group of which only one rank is in the capture gives nothing. Instances missing on a captured rank are left out
     and counted.
     """
     losses: list[dict[str, object]] = []
     members = _members(ranks)
+    hosts = {t.info.rank: t.info.host for t in ranks}
     frames: list[pl.DataFrame] = []
     for table in ranks:
         me, rows = table.info.rank, _kernels(table)
@@ -214,7 +227,9 @@ def match_collectives(ranks: Sequence[RankTables]) -> tuple[pl.DataFrame, pl.Dat
             continue
         where = f"group {group}" + (f", kernel {str(lane).split('(')[0]}" if lane else "")
         counted = part.get_column("seq").null_count() == 0
-        parts += _by_seq(lanes, where, losses) if counted else _by_order(lanes, where, losses)
+        host = hosts[min(lanes)]
+        slack = {r: slack_ns if host is not None and hosts[r] == host else None for r in lanes}
+        parts += _by_seq(lanes, where, losses) if counted else _by_order(lanes, slack, where, losses)
     matched = schema.COLLECTIVES.empty()
     if parts:
         every = pl.concat(parts)

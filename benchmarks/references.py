@@ -1,7 +1,7 @@
 """What a figure is compared with, each in a process of its own: `python references.py json|arrow|hta FILE...`
 
-json: json.load of every file. arrow: the needed columns through pyarrow, exact timestamps and gunzip included, and no
-analysis; two threads. hta: HolisticTraceAnalysis' loading, temporal, idle, overlap and kernel breakdowns.
+json: json.load of every file. arrow (extra `bench`): the needed columns through pyarrow, exact timestamps and gunzip
+included, and no analysis; two threads. hta: HolisticTraceAnalysis' loading, temporal, idle, overlap and kernel breakdowns.
 """
 
 from __future__ import annotations

@@ -23,6 +23,14 @@ def distinct(values: IntArray) -> IntArray:
 
 def numbered(values: IntArray) -> tuple[IntArray, IntArray]:
     """The different values in order, and for each of `values` its place among them."""
+    low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
+    if high - low < 4 * values.size:  # few enough for a table of all
+        offset = values.astype(np.int64) - low
+        place = np.zeros(high - low + 1, dtype=np.int64)
+        place[offset] = 1
+        used = np.flatnonzero(place)
+        place[used] = np.arange(used.size)
+        return (used + low).astype(values.dtype), place[offset]
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     new = np.ones(values.size, dtype=np.bool_)

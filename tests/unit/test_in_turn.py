@@ -14,7 +14,7 @@ BLOCK = b"0123456789"
 
 @pytest.mark.parametrize("most", [0, 25, 1 << 20])
 def test_writers_come_out_in_order_whoever_is_first(most: int) -> None:
-    out: list[bytes] = []
+    out: list[bytes | memoryview] = []
     turns = InTurn(out.append, most)
 
     def run(number: int) -> None:
@@ -29,7 +29,7 @@ def test_writers_come_out_in_order_whoever_is_first(most: int) -> None:
 
 
 def test_those_behind_are_held_back_only_so_far() -> None:
-    out: list[bytes] = []
+    out: list[bytes | memoryview] = []
     turns = InTurn(out.append, 25)
     first, second = turns.writer(0), turns.writer(1)
     reached = Event()
@@ -53,7 +53,7 @@ def test_those_behind_are_held_back_only_so_far() -> None:
 
 
 def test_who_waits_is_let_go_when_another_fails() -> None:
-    def full(data: bytes) -> None:
+    def full(data: bytes | memoryview) -> None:
         raise OSError(28, "No space left on device")
 
     turns = InTurn(full, 0)

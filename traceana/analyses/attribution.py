@@ -73,4 +73,5 @@ def _described(model: Model, gaps: pl.DataFrame) -> pl.DataFrame:
 def _with_events(model: Model) -> pl.DataFrame:
     """ATTRIBUTION of all ranks with `describe_events`."""
     words, every = Words(model), ByRank(model.blame.attribution)
-    return pl.concat(describe_events(words, every[rank]) for rank in model.trace.ranks)
+    told = (describe_events(words, every[rank]) for rank in model.trace.ranks)
+    return pl.concat(rows.with_columns(pl.col("first_event", "last_event").cast(pl.String)) for rows in told)

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from traceana.arrays import groups_of
 from traceana.intervals import IntArray
 from traceana.model.chain import ACTIVITY, CAUSES, CONTROL, END, FORWARD, MESSAGE, REASONS, START, SYNC, THREAD, Links
 from traceana.model.model import Model
@@ -61,15 +62,20 @@ class Words:
                 found = self._of_rank[rank] = number[codes]
         return found
 
-    def activities(self, index: IntArray) -> pl.Series:
-        """`kernel on rank 0`."""
+    def _called(self, index: IntArray) -> IntArray:
+        """The number of the short name of each activity."""
         act = self._graph.activity
         rank = act.rank[index]
-        number = np.zeros(index.size, np.int32)
+        number = np.zeros(index.size, np.int64)
         for r in np.flatnonzero(np.bincount(rank)).tolist():
             mine = rank == r
             number[mine] = self._numbers(r)[act.row[index[mine]]]
-        return _joined(pl.Series(self._names, dtype=pl.String()).gather(number), " on ", self._rank.gather(rank))
+        return number
+
+    def activities(self, index: IntArray) -> pl.Series:
+        """`kernel on rank 0`."""
+        names = pl.Series(self._names, dtype=pl.String()).gather(self._called(index))
+        return _joined(names, " on ", self._rank.gather(self._graph.activity.rank[index]))
 
     def in_forwards(self, index: IntArray) -> pl.Series:
         """As `activities`, with the visit of the forward it is part of."""
@@ -78,6 +84,16 @@ class Words:
         known = pl.select(pl.when(forward >= 0).then(forward)).to_series()
         inside = _joined(" (visit ", visits.gather(known), ")")
         return _joined(self.activities(index), inside.fill_null(""))
+
+    def once_in_forwards(self, index: IntArray) -> tuple[pl.Series, IntArray]:
+        """`in_forwards` of each activity, equal ones once, and which one is that of each activity."""
+        first, place = _once(*self._in_forward(index))
+        return self.in_forwards(index[first]), place
+
+    def _in_forward(self, index: IntArray) -> tuple[IntArray, ...]:
+        """Numbers that are equal where `in_forwards` is."""
+        act = self._graph.activity
+        return self._called(index), act.rank[index], act.forward[index]
 
     def _forwards(self, index: IntArray) -> pl.Series:
         """`forward of visit 3 on rank 0`."""
@@ -101,26 +117,42 @@ class Words:
         host = self._rank.gather(self._graph.activity.rank[activity])
         return _joined("host of ", host, " after ", self.activities(activity))
 
-    def of(self, links: Links) -> pl.Series:
-        """The event of each link."""
+    def of(self, links: Links) -> tuple[pl.Series, IntArray]:
+        """The events of links, equal ones mostly once, and which one is that of each link."""
         trace = self.model.trace
-        doing = pl.Series([f" {_WORDS[c]}" if c in _WORDS else "" for c in CAUSES]).gather(links.cause)
-        kinds: tuple[tuple[tuple[int, ...], Callable[[IntArray], pl.Series]], ...] = (
-            ((ACTIVITY, START), self.in_forwards), ((FORWARD,), self._forwards), ((THREAD,), self._threads), ((SYNC,), self._syncs),
-            ((MESSAGE,), lambda index: self._messages(trace.messages, index, "NCCL")),
-            ((CONTROL,), lambda index: self._messages(trace.controls, index, "gloo")),
+        doing = pl.Series([f" {_WORDS[c]}" if c in _WORDS else "" for c in CAUSES])
+
+        def itself(index: IntArray) -> tuple[IntArray, ...]:
+            return (index,)
+
+        def stopped(index: IntArray) -> tuple[IntArray, ...]:
+            return self._in_forward(self._graph.stop.ref[index])
+
+        kinds: tuple[tuple[tuple[int, ...], Callable[[IntArray], tuple[IntArray, ...]], Callable[[IntArray], pl.Series]], ...] = (
+            ((ACTIVITY, START), self._in_forward, self.in_forwards), ((SYNC,), stopped, self._syncs),
+            ((FORWARD,), itself, self._forwards), ((THREAD,), itself, self._threads),
+            ((MESSAGE,), itself, lambda index: self._messages(trace.messages, index, "NCCL")),
+            ((CONTROL,), itself, lambda index: self._messages(trace.controls, index, "gloo")),
         )  # fmt: skip
-        mine = np.flatnonzero(links.element == END)
-        where, told = [mine], [pl.Series(REASONS).gather(links.reason[mine])]
-        for codes, tell in kinds:
+        told = [pl.Series(REASONS, dtype=pl.String())]
+        number = np.where(links.element == END, links.reason, 0).astype(np.int64)
+        for codes, same, tell in kinds:
             mine = np.flatnonzero(np.isin(links.element, codes))
             if mine.size:
-                where.append(mine)
-                said = tell(links.ref[mine])
-                told.append(said if THREAD in codes else _joined(said, doing.gather(mine)))
-        place = np.empty(links.chain.size, np.int64)
-        place[np.concatenate(where)] = np.arange(links.chain.size)
-        return pl.concat([pl.Series(t.alias("what")) for t in told]).gather(place)
+                ref, cause = links.ref[mine], links.cause[mine]
+                first, place = _once(*same(ref), cause)
+                number[mine] = place + sum(map(len, told))
+                said = tell(ref[first])
+                told.append(said if THREAD in codes else _joined(said, doing.gather(cause[first])))
+        return pl.concat([pl.Series(t.alias("what")) for t in told]), number
+
+
+def _once(*columns: IntArray) -> tuple[IntArray, IntArray]:
+    """One row of each combination of values that occurs in `columns`, and for each row which of these it equals."""
+    place = groups_of(*columns)
+    first = np.empty(int(place.max(initial=-1)) + 1, dtype=np.int64)
+    first[place] = np.arange(place.size)
+    return first, place
 
 
 def _rows(links: Links, which: slice | IntArray) -> Links:
@@ -136,57 +168,56 @@ def describe_links(model: Model, chains: IntArray) -> pl.DataFrame:
     first = np.array(model.blame.first_gap, dtype=np.int64)
     position = np.searchsorted(first, links.chain, side="right") - 1
     ranks = np.array(model.trace.ranks, dtype=np.int32)
+    what, number = Words(model).of(links)
     return pl.DataFrame(
-        {"rank": ranks[position], "gap": links.chain - first[position], "chain": links.link.astype(np.int64), "what": Words(model).of(links)}
+        {"rank": ranks[position], "gap": links.chain - first[position], "chain": links.link.astype(np.int64), "what": what.gather(number)}
     )  # fmt: skip
 
 
 def describe_events(words: Words, stretches: pl.DataFrame) -> pl.DataFrame:
-    """`stretches`, the ATTRIBUTION of one rank, with `first_event` and `last_event`, the events that bound each in words:
-    the link before it in the chain ends it, the link after it starts it; at the ends of a gap, the work on the stage
-    that ended or starts there; where a link is cut (at a span of the host, at an edge of the window), that link itself."""
+    """`stretches`, the ATTRIBUTION of one rank, with `first_event` and `last_event` (Categorical), the events that bound
+    each in words: the link before it in the chain ends it, the link after it starts it; at the ends of a gap, the work on
+    the stage that ended or starts there; where a link is cut (at a span of the host, at an edge of the window), that link
+    itself."""
     if stretches.height == 0:
-        return stretches.with_columns(pl.lit(None, pl.String).alias(c) for c in ("first_event", "last_event"))
+        return stretches.with_columns(pl.lit(None, pl.Categorical()).alias(c) for c in ("first_event", "last_event"))
     model = words.model
     position = model.trace.ranks.index(stretches.item(0, "rank"))
     ends = [*model.blame.first_gap, np.iinfo(np.int64).max]
     low, high = np.searchsorted(model.blame.links.chain, ends[position : position + 2])
     links = _rows(model.blame.links, slice(int(low), int(high)))
-    what = words.of(links)
+    what, number = words.of(links)
     gap, link = stretches.get_column("gap").to_numpy(), stretches.get_column("chain").to_numpy()
     chain = np.where(gap >= 0, gap + ends[position], -1)
     begin, end = np.searchsorted(links.chain, chain), np.searchsorted(links.chain, chain, side="right")
+    number = np.append(number, -1)  # of what is not known
 
-    def linked(by: int) -> pl.Series:
+    def linked(by: int) -> IntArray:
         row = begin + link + by  # links are numbered without a gap
-        return what.gather(_known(row, (row >= begin) & (row < end)))
+        return number[np.where((row >= begin) & (row < end), row, -1)]
 
-    started, ended = linked(1), linked(-1)
-    here = linked(0)
     act = model.blame.graph.activity
     mine = act.of_rank(position)
     by_end = np.argsort(act.end[mine], kind="stable")
-    columns: list[pl.Series] = []
-    for name, linked_to, times, order, at in (
-        ("first_event", started, act.end[mine][by_end], mine.start + by_end, stretches.get_column("ts_ns").to_numpy()),
-        (
-            "last_event",
-            ended,
-            act.start[mine],
-            np.arange(mine.start, mine.stop),
-            stretches.get_column("end_ns").to_numpy(),
-        ),
+    start_ns, end_ns = (stretches.get_column(c).to_numpy() for c in ("ts_ns", "end_ns"))
+    said: list[pl.Series] = [what]
+    told: list[IntArray] = []
+    for bound, times, order, at in (
+        (linked(1), act.end[mine][by_end], mine.start + by_end, start_ns),
+        (linked(-1), act.start[mine], np.arange(mine.start, mine.stop), end_ns),
     ):
-        rows = np.flatnonzero(linked_to.is_null())
+        rows = np.flatnonzero(bound < 0)
         index = np.searchsorted(times, at[rows])
         there = np.append(times, -1)[index] == at[rows]
-        said = words.in_forwards(order[index[there]])
-        place = np.full(at.size, -1)
-        place[rows[there]] = np.arange(said.len())
-        columns.append(
-            pl.select(pl.coalesce(linked_to, said.gather(_known(place, place >= 0)), here)).to_series().alias(name)
-        )
-    return stretches.with_columns(columns)
+        texts, place = words.once_in_forwards(order[index[there]])
+        bound[rows[there]] = place + sum(map(len, said))
+        said.append(texts.alias("what"))
+        told.append(np.where(bound < 0, linked(0), bound))
+    every = pl.concat(said).cast(pl.Categorical())
+    return stretches.with_columns(
+        every.gather(_known(number, number >= 0)).alias(name)
+        for name, number in zip(("first_event", "last_event"), told, strict=True)
+    )
 
 
 def _known(index: IntArray, known: NDArray[np.bool_]) -> pl.Series:

@@ -17,20 +17,20 @@ class InTurn:
     them together, then wait. So the writers have to be started in order.
     """
 
-    def __init__(self, write: Callable[[bytes], object], most: int = _AHEAD_BYTES) -> None:
+    def __init__(self, write: Callable[[bytes | memoryview], object], most: int = _AHEAD_BYTES) -> None:
         self._write = write
         self._most = most
         self._turn = 0
-        self._held: dict[int, list[bytes]] = {}
+        self._held: dict[int, list[bytes | memoryview]] = {}
         self._bytes = 0
         self._done: set[int] = set()
         self._error: BaseException | None = None
         self._changed = Condition()
 
-    def writer(self, number: int) -> Callable[[bytes], None]:
+    def writer(self, number: int) -> Callable[[bytes | memoryview], None]:
         """What writer `number` writes with; raises what `stop` was called with, once it was."""
 
-        def write(data: bytes) -> None:
+        def write(data: bytes | memoryview) -> None:
             with self._changed:
                 if number != self._turn and self._bytes + len(data) > self._most:
                     self._changed.wait_for(lambda: self._error or number == self._turn)

@@ -28,14 +28,13 @@ def arrange(ts: I64, end: I64) -> tuple[I64, I64]:
     spans = end > ts
     if bool((end[:-1] <= ts[1:]).all()):
         both = np.stack([np.arange(n), ~np.arange(n)], axis=1)
-        return both[np.stack([np.ones(n, np.bool_), spans], axis=1)], lane
+        return both.ravel() if spans.all() else both[np.stack([np.ones(n, np.bool_), spans], axis=1)], lane
     # Innermost first among equal ends: the sort is stable, so hand it the slices from the last to the first.
     candidates = np.flatnonzero(spans)[::-1]
     closing = candidates[np.argsort(end[candidates], kind="stable")]
-    closing_ns = end[closing]
-    order = np.empty(n + len(closing), np.int64)
-    order[np.arange(n) + np.searchsorted(closing_ns, ts, "right")] = np.arange(n)
-    order[np.arange(len(closing)) + np.searchsorted(ts, closing_ns, "left")] = ~closing
+    # Both lists are in order of time: a stable sort merges them, ends first.
+    merged = np.argsort(np.concatenate([end[closing], ts]), kind="stable")
+    order = np.concatenate([~closing, np.arange(n)])[merged]
     crossing = _crossing(order, spans)
     if len(crossing):
         lane[crossing] = _greedy_lanes(ts[crossing].tolist(), end[crossing].tolist())
@@ -43,13 +42,12 @@ def arrange(ts: I64, end: I64) -> tuple[I64, I64]:
 
 
 def _crossing(order: I64, spans: NDArray[np.bool_]) -> I64:
-    """Slices that cross another one, and those around them, in start order.
-
-    A slice whose BEGIN and END are neighbours crosses nothing; take such pairs out until none is left. Each round
-    removes one level of nesting, so the cost is the number of slices, not its square.
-    """
-    slices = np.where(order >= 0, order, ~order)
-    rest = order[spans[slices]]
+    """Slices that cross another one, and those around them, in start order."""
+    rest = order if spans.all() else order[spans[np.where(order >= 0, order, ~order)]]
+    if _nested(rest):
+        return np.empty(0, np.int64)
+    # A slice whose BEGIN and END are neighbours crosses nothing; take such pairs out until none is left. Each round
+    # removes one level of nesting, so the cost is the number of slices, not its square.
     while len(rest):
         pair = (rest[:-1] >= 0) & (rest[1:] == ~rest[:-1])
         if not pair.any():
@@ -59,6 +57,18 @@ def _crossing(order: I64, spans: NDArray[np.bool_]) -> I64:
         keep[1:][pair] = False
         rest = rest[keep]
     return np.sort(rest[rest >= 0])
+
+
+def _nested(order: I64) -> bool:
+    """Whether no slice crosses another one: on each level of the stack, each BEGIN is followed by its own END."""
+    begins = order >= 0
+    level = np.cumsum(np.where(begins, np.int8(1), np.int8(-1)), dtype=np.int64) - begins
+    highest = int(level.max(initial=0))
+    if highest >= 1 << 16:
+        return False
+    # numpy sorts small numbers in linear time.
+    by_level = order[np.argsort(level.astype(np.uint8 if highest < 256 else np.uint16), kind="stable")]
+    return bool((by_level[::2] >= 0).all() and (by_level[1::2] == ~by_level[::2]).all())
 
 
 def _greedy_lanes(ts: list[int], end: list[int]) -> list[int]:

@@ -25,15 +25,15 @@ from traceana.outputs.files import new_file
 from traceana.outputs.in_turn import InTurn
 from traceana.outputs.perfetto_packets import PacketSequence
 from traceana.outputs.timeline_cluster import ClusterFrames, write_cluster
-from traceana.outputs.timeline_links import link_chains, link_forwards, link_messages
+from traceana.outputs.timeline_links import link_chains, link_forwards, link_messages, with_arrows
 from traceana.outputs.timeline_rank import Args, RankFrames, RankLabels, write_rank
-from traceana.outputs.timeline_slices import attribution_slices, slice_spans
+from traceana.outputs.timeline_slices import bubbles, device_runs, slice_spans
 from traceana.tables.by_rank import ByRank
 from traceana.tables.capture import CaptureTables, RankInfo, RankTables
 
 __all__ = ["Args", "TimelineStats", "write_timeline"]
 
-Write = Callable[[bytes], object]
+Write = Callable[[bytes | memoryview], object]
 Make = Callable[[PacketSequence], None]
 
 
@@ -91,7 +91,7 @@ def write_timeline(
     arrows = {} if chains is None else link_chains(chains, lambda r: slice_spans(states_of[r], stretches_of[r]))
 
     def cluster(packets: PacketSequence) -> None:
-        span = _span(capture, window)
+        span = window or _span(capture)
         shown = ClusterFrames(
             forwards_of, states_of, stretches_of, capture.gpu_samples, in_flight, stages_busy, span, window
         )
@@ -100,16 +100,17 @@ def write_timeline(
     def of_rank(packets: PacketSequence, *, tables: RankTables) -> None:
         rank = tables.info.rank
         mine, why = states_of[rank], stretches_of[rank]
-        slices = attribution_slices(mine, why if events is None else events(why), name)
+        runs = device_runs(mine).filter(pl.col("state") != "bubble")
+        idle = bubbles(mine, why if events is None else events(why))
         if rank in arrows:
-            numbered = slices.with_row_index("slice").join(arrows[rank], on="slice", how="left", maintain_order="left")
-            slices = numbered.drop("slice")
+            runs, idle = with_arrows(arrows[rank], runs, idle)
         frames = RankFrames(
             visits=visits_of[rank],
             forwards=forwards_of[rank],
             sent=sent_by[rank],
             received=taken_by[rank],
-            attribution=slices,
+            runs=runs,
+            bubbles=idle,
             classes=mine.filter((pl.col("state") == "busy") & pl.col("kernel_class").is_not_null()),
         )
         labels = _labels(tables.info, name, stage, clock.filter(pl.col("rank") == rank), highest)
@@ -127,7 +128,7 @@ def _written(made: Sequence[tuple[int, Make]], write: Write) -> TimelineStats:
     """Writes sequences, each given by its number and what makes it, in order; as many at once as there are cores."""
     total = 0
 
-    def counted(data: bytes) -> None:
+    def counted(data: bytes | memoryview) -> None:
         nonlocal total
         total += len(data)
         write(data)
@@ -172,11 +173,11 @@ def _opened(path: Path, *, compressed: bool) -> Any:
     return igzip_threaded.open(str(path), "wb", compresslevel=1, threads=1) if compressed else path.open("wb")
 
 
-def _span(capture: CaptureTables, window: tuple[int, int] | None) -> tuple[int, int]:
-    """First start and last end of everything (ns); the window, or nothing at all, where the ranks hold no events."""
+def _span(capture: CaptureTables) -> tuple[int, int]:
+    """First start and last end of everything (ns); 0 where the ranks hold no events."""
     tables = [t for r in capture.ranks for t in (r.device, r.calls, r.annotations, r.ops) if t.height]
     if not tables:
-        return window or (0, 0)
+        return 0, 0
     ends = pl.concat([t.select(pl.col("ts_ns").min(), pl.col("end_ns").max()) for t in tables])
     low, high = ends.select(pl.col("ts_ns").min(), pl.col("end_ns").max()).row(0)
     return low, high

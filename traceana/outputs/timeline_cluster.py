@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceana.outputs.perfetto_packets import PacketSequence, counter_track, root_track, track
+from traceana.outputs.perfetto_text import Texts
+from traceana.outputs.timeline_colours import colour_of
 from traceana.outputs.timeline_links import pipeline_flows
-from traceana.outputs.timeline_slices import bubbles, micro_batch_slices, name_bubbles
+from traceana.outputs.timeline_slices import bubble_names, bubbles, micro_batch_slices
 from traceana.tables.by_rank import ByRank
 from traceana.tables.capture import RankInfo
 
@@ -27,8 +29,8 @@ _GAUGES = (
 @dataclass(frozen=True, slots=True)
 class ClusterFrames:
     """What the views across ranks show: by rank, `forwards` with the arrows of `link_forwards`, STATES and ATTRIBUTION;
-    GPU_SAMPLES; `in_flight` and `stages_busy` as steps (ts_ns, count); first start and last end of everything, and the
-    analysed window (ns)."""
+    GPU_SAMPLES; `in_flight` and `stages_busy` as steps (ts_ns, count); the `span` that samples of the
+    boards are shown for, and the analysed window (ns)."""
 
     forwards: ByRank
     states: ByRank
@@ -72,8 +74,8 @@ def write_cluster(
                 both = [micro_batch_slices(packets, rows).with_columns(pipeline_flows(rows))]
                 if info.rank in frames.states:
                     idle = bubbles(frames.states[info.rank], frames.attribution[info.rank])
-                    both.append(_bubble_slices(packets, name_bubbles(_idle(rows, idle), name)))
-                packets.slices(pl.concat(both, how="diagonal"), lanes)
+                    both.append(_bubble_slices(packets, _idle(rows, idle), name))
+                packets.slices(both, lanes)
     _counter(packets, next(uuids), "Micro-batches in flight", top, 2, frames.in_flight)
     _counter(packets, next(uuids), "Stages busy", top, 3, frames.stages_busy)
     _boards(packets, uuids.__next__, top, frames, name)
@@ -87,11 +89,11 @@ def _idle(forwards: pl.DataFrame, idle: pl.DataFrame) -> pl.DataFrame:
     return joined.filter(~(inside & (pl.col("cause") == "launch_latency").fill_null(True)))
 
 
-def _bubble_slices(packets: PacketSequence, rows: pl.DataFrame) -> pl.DataFrame:
-    names = rows.get_column("name").str.strip_prefix("bubble: ")
+def _bubble_slices(packets: PacketSequence, rows: pl.DataFrame, name: Mapping[int, str]) -> pl.DataFrame:
+    cause, detail = Texts.of(rows.get_column("cause")), Texts.of(rows.get_column("detail"))
     return rows.select(
-        "ts_ns", "end_ns", packets.names.column(names),
-        pl.lit(packets.categories.id("bubble"), pl.Int64).alias("category"), "correlation",
+        "ts_ns", "end_ns", packets.names.column(bubble_names(rows, cause, detail, name)).alias("name"),
+        pl.lit(packets.categories.id("bubble"), pl.Int64).alias("category"), colour_of(cause),
         pl.col("visit").alias("int:micro_batch"),
     )  # fmt: skip
 
@@ -116,7 +118,7 @@ def _counter(
 def _boards(
     packets: PacketSequence, new: Callable[[], int], top: int, frames: ClusterFrames, name: Mapping[int, str]
 ) -> None:
-    low, high = frames.window or frames.span
+    low, high = frames.span
     near = frames.gpu_samples.filter(pl.col("ts_ns").is_between(low - _MARGIN_NS, high + _MARGIN_NS)).sort("ts_ns")
     boards = near.select("rank", "gpu").unique().sort("rank", "gpu", nulls_last=True).rows()
     for place, (title, column, scale, unit) in enumerate(_GAUGES):

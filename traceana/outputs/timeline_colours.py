@@ -7,7 +7,10 @@ colour whatever its slices are called. A user interface that hashes differently 
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
+
+from traceana.outputs.perfetto_text import Texts
 
 __all__ = ["colour_of"]
 
@@ -44,7 +47,7 @@ _IDS = {
 }
 
 
-def colour_of(column: str) -> pl.Expr:
-    """The correlation id that gives each state, cause or class of `column` its colour; null for any other text."""
-    ids = {name: _BASE + number for name, number in _IDS.items()}
-    return pl.col(column).replace_strict(ids, default=None, return_dtype=pl.Int64)
+def colour_of(texts: Texts) -> pl.Series:
+    """The correlation id that gives each state, cause or class its colour; 0 (none) for any other text."""
+    ids = np.array([*(_BASE + _IDS[text] if text in _IDS else 0 for text in texts.texts), 0], np.int64)
+    return pl.Series("correlation", ids[texts.places])

@@ -1,18 +1,28 @@
 """Arrows of the merged timeline: which slice of which track points to which. Ends of one arrow share a 64-bit id.
 
 An id is `kind << 60 | rank << 40 | n`, so it is unique in the file: n counts rows of the table (of the rank) where the
-arrow starts. Columns that hold ids are named `flow:...` and are UInt64, null where there is no arrow.
+arrow starts. Columns that hold ids are named `flow:...` and are UInt64, null or 0 where there is no arrow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import polars as pl
 
 from traceana.tables.capture import RankInfo
 
-__all__ = ["FORWARD_FLOWS", "Flow", "link_chains", "link_forwards", "link_launches", "link_messages", "pipeline_flows"]
+__all__ = [
+    "FORWARD_FLOWS",
+    "Flow",
+    "link_chains",
+    "link_forwards",
+    "link_launches",
+    "link_messages",
+    "pipeline_flows",
+    "with_arrows",
+]
 
 U64 = pl.UInt64()
 
@@ -44,12 +54,17 @@ def link_launches(device: pl.DataFrame, calls: pl.DataFrame, rank: int) -> tuple
     pairs = first.join(caller, on="correlation").select(
         "activity", "call", _id(Flow.LAUNCH, pl.lit(rank), pl.col("activity")).alias("id")
     )
+    return (
+        _at(device.height, pairs.get_column("activity"), pairs.get_column("id")).alias("flow:launch"),
+        _at(calls.height, pairs.get_column("call"), pairs.get_column("id")).alias("flow:launch"),
+    )
 
-    def column(side: str, height: int) -> pl.Series:
-        rows = pl.DataFrame({side: pl.arange(0, height, dtype=pl.UInt32, eager=True)})
-        return rows.join(pairs.select(side, "id"), on=side, how="left", maintain_order="left").get_column("id")
 
-    return column("activity", device.height), column("call", calls.height)
+def _at(height: int, rows: pl.Series, ids: pl.Series) -> pl.Series:
+    """A column with `ids` in `rows` and no arrow (0) elsewhere."""
+    values = np.zeros(height, np.uint64)
+    values[rows.to_numpy()] = ids.to_numpy()
+    return pl.Series(ids.name, values)
 
 
 def link_forwards(
@@ -153,3 +168,14 @@ def link_chains(chains: pl.DataFrame, spans: Callable[[int], pl.DataFrame]) -> d
             known = arrows.get(at)
             arrows[at] = named if known is None else known.join(named, on="slice", how="full", coalesce=True)
     return arrows
+
+
+def with_arrows(arrows: pl.DataFrame, runs: pl.DataFrame, idle: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The two kinds of top-level slices of the Attribution track of a rank, each in order of time, with the columns that
+    `link_chains` gives for the rank."""
+    ts = np.concatenate([runs.get_column("ts_ns").to_numpy(), idle.get_column("ts_ns").to_numpy()])
+    row = pl.Series(np.argsort(ts, kind="stable")[arrows.get_column("slice").to_numpy()])
+    ends = [
+        _at(len(ts), row.filter(column.is_not_null()), column.drop_nulls()) for column in arrows.drop("slice")
+    ]  # fmt: skip
+    return runs.hstack([c.head(runs.height) for c in ends]), idle.hstack([c.tail(idle.height) for c in ends])

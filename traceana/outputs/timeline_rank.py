@@ -16,13 +16,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import polars as pl
 
 from traceana.outputs.kernel_names import short_kernel_name
-from traceana.outputs.perfetto_packets import Interned, PacketSequence, process_track, thread_track, track
+from traceana.outputs.perfetto_packets import PacketSequence, process_track, thread_track, track
+from traceana.outputs.perfetto_text import Interned, Texts
 from traceana.outputs.timeline_colours import colour_of
 from traceana.outputs.timeline_links import FORWARD_FLOWS, link_launches
-from traceana.outputs.timeline_slices import micro_batch_slices, stream_purposes
+from traceana.outputs.timeline_slices import bubble_names, micro_batch_slices, stream_purposes
 from traceana.tables.capture import RankTables
 
 __all__ = ["Args", "RankFrames", "RankLabels", "write_rank"]
@@ -48,14 +50,16 @@ class RankLabels:
 
 @dataclass(frozen=True, slots=True)
 class RankFrames:
-    """The rows of one rank: `attribution` from `attribution_slices`, `forwards` and the messages `sent` and `received`
-    with their arrows, and `classes`, the busy rows of STATES, shown below the runs of busy."""
+    """The rows of one rank: `forwards` and the messages `sent` and `received` with their arrows; the `runs` of busy and
+    transfer (`device_runs`) and the `bubbles` by cause, with the ends of their arrows; and `classes`, the busy rows of
+    STATES, shown below the runs of busy."""
 
     visits: pl.DataFrame
     forwards: pl.DataFrame
     sent: pl.DataFrame
     received: pl.DataFrame
-    attribution: pl.DataFrame
+    runs: pl.DataFrame
+    bubbles: pl.DataFrame
     classes: pl.DataFrame
 
 
@@ -103,53 +107,60 @@ class _RankWriter:
                 description=labels.description,
             )
         )  # fmt: skip
+        # Before the first event: Perfetto takes a thread that is described later for that of all events before it.
+        threads = self._thread_tracks()
         launched, launching = (None, None)
         if self._args != "none":
             launched, launching = link_launches(self._tables.device, self._tables.calls, self._rank)
-        self._attribution(frames.attribution, frames.classes)
+        self._attribution(frames.runs, frames.bubbles, frames.classes)
         self._micro_batches(frames.forwards)
         self._slots(frames.visits)
         self._streams(launched, kernel_class)
         self._messages(frames.sent, frames.received)
-        self._threads(launching)
+        self._threads(threads, launching)
         self._overheads()
 
     def _slices(
-        self, frame: pl.DataFrame, name: str | pl.Series, category: str | pl.Series, *keep: str
+        self, frame: pl.DataFrame, name: str | pl.Series | Texts, category: str | pl.Series | Texts, *more: pl.Series
     ) -> pl.DataFrame:
-        """Start, end, interned name and category (one for all rows, or a column of texts), and the columns `keep`."""
+        """Start, end, interned name and category (one for all rows, or a column of texts), and the columns `more`."""
 
-        def ids(pool: Interned, texts: str | pl.Series) -> pl.Expr | pl.Series:
-            return pl.lit(pool.id(texts), pl.Int64) if isinstance(texts, str) else pool.column(texts)
+        def ids(pool: Interned, texts: str | pl.Series | Texts) -> pl.Series:
+            if isinstance(texts, str):
+                return pl.Series(np.full(frame.height, pool.id(texts), np.int64))
+            return pool.column(texts)
 
-        return frame.select("ts_ns", "end_ns", *keep).with_columns(
-            ids(self._packets.names, name).alias("name"), ids(self._packets.categories, category).alias("category")
-        )
+        packets = self._packets
+        named = ids(packets.names, name).alias("name"), ids(packets.categories, category).alias("category")
+        return pl.DataFrame([frame.get_column("ts_ns"), frame.get_column("end_ns"), *named, *more])
 
     def _texts(self, frame: pl.DataFrame, *columns: str) -> list[pl.Series]:
-        return [self._packets.texts.column(frame.get_column(c)).alias(f"text:{c}") for c in columns]
+        return [self._text(c, frame.get_column(c)) for c in columns]
 
-    def _attribution(self, rows: pl.DataFrame, classes: pl.DataFrame) -> None:
-        if rows.height == 0:
-            return
-        flows = [c for c in rows.columns if c.startswith("flow")]
-        top = self._slices(rows, rows.get_column("name"), rows.get_column("category"), "correlation", *flows)
-        arguments = rows.select(
+    def _text(self, key: str, values: pl.Series | Texts) -> pl.Series:
+        return self._packets.texts.column(values).alias(f"text:{key}")
+
+    def _attribution(self, runs: pl.DataFrame, bubbles: pl.DataFrame, classes: pl.DataFrame) -> None:
+        state, kind = Texts.of(runs.get_column("state")), Texts.of(classes.get_column("kernel_class"))
+        cause, detail = Texts.of(bubbles.get_column("cause")), Texts.of(bubbles.get_column("detail"))
+        named = bubble_names(bubbles, cause, detail, self._labels.name, "bubble: ")
+        numbers = bubbles.select(
             pl.col("root_rank").cast(pl.Int64).alias("int:root_rank"),
-            pl.col("visit").alias("int:micro_batch"),
             pl.col("crossed_token_return").alias("bool:crossed_token_return"),
             pl.col("gap").alias("int:gap"),
             pl.col("chain").alias("int:chain"),
-            (pl.col("end_ns") - pl.col("ts_ns")).alias("int:ns"),
         )
-        top = top.with_columns(arguments.get_columns())
-        top = top.with_columns(self._texts(rows, "cause", "detail", "first_event", "last_event"))
-        below = self._slices(classes, classes.get_column("kernel_class"), "busy").with_columns(
-            classes.select(colour_of("kernel_class").alias("correlation")).to_series()
-        )
-        both = pl.concat([top, below], how="diagonal")
+        because = [self._text("cause", cause), self._text("detail", detail)]
+        because += self._texts(bubbles, "first_event", "last_event")
+        slices = [
+            self._slices(runs, state, state, colour_of(state), *_span_facts(runs)),
+            self._slices(
+                bubbles, named, "bubble", colour_of(cause), *_span_facts(bubbles), *numbers.get_columns(), *because
+            ),
+            self._slices(classes, kind, "busy", colour_of(kind)),
+        ]
         self._packets.slices(
-            both, self._lanes("Attribution", self._process, 0, "What the stage's GPU did, and what it waited for")
+            slices, self._lanes("Attribution", self._process, 0, "What the stage's GPU did, and what it waited for")
         )
 
     def _micro_batches(self, forwards: pl.DataFrame) -> None:
@@ -164,14 +175,13 @@ class _RankWriter:
             return
         slot = pl.when(pl.col("slot").is_null()).then(pl.lit("visit")).otherwise(pl.format("slot {}", "slot"))
         batch = pl.when(pl.col("mode").is_null()).then(pl.lit(" · empty")).otherwise(pl.format(" · mb {}", "visit"))
-        frame = self._slices(visits, visits.select(slot + batch).to_series(), "slot").with_columns(
-            visits.select(
-                pl.col("visit").alias("int:visit"),
-                pl.col("complete").alias("bool:complete"),
-                pl.when(pl.col("mode").is_not_null()).then(pl.col("visit") + 1).alias("correlation"),
-            ).get_columns(),
+        more = visits.select(
+            pl.col("visit").alias("int:visit"),
+            pl.col("complete").alias("bool:complete"),
+            pl.when(pl.col("mode").is_not_null()).then(pl.col("visit") + 1).alias("correlation"),
         )
-        frame = frame.with_columns(self._texts(visits, "step"))
+        name = visits.select(slot + batch).to_series()
+        frame = self._slices(visits, name, "slot", *more.get_columns(), *self._texts(visits, "step"))
         description = "Passes of the scheduler over its slots, from one recv_requests to the next"
         self._packets.slices(frame, self._lanes("Slots", self._process, 2, description))
 
@@ -181,48 +191,44 @@ class _RankWriter:
             return
         group = self._track("GPU streams", self._process, 3, explicit=True)
         frame = self._activities(device, launched, kernel_class)
-        above = self._slices(spans, spans.get_column("name"), "annotation", "device", "stream")
+        above = self._slices(spans, spans.get_column("name"), "annotation", *spans.select("device", "stream"))
         several = pl.concat([device.get_column("device"), spans.get_column("device")]).n_unique() > 1
         for place, (gpu, stream, what) in enumerate(stream_purposes(device, spans)):
             name = f"gpu {gpu} · " if several else ""
             here = pl.col("device").eq_missing(pl.lit(gpu, pl.Int32)) & (pl.col("stream") == stream)
-            rows = frame.filter(here)
-            outer = above.filter(here)
-            both = pl.concat([outer, rows], how="diagonal") if outer.height else rows
-            self._packets.slices(
-                both.drop("device", "stream"), self._lanes(f"{name}stream {stream} · {what}", group, place)
-            )
+            both = [above.filter(here), frame.filter(here)]
+            self._packets.slices(both, self._lanes(f"{name}stream {stream} · {what}", group, place))
 
     def _activities(
         self, device: pl.DataFrame, launched: pl.Series | None, kernel_class: Mapping[str, str]
     ) -> pl.DataFrame:
-        packets, names = self._packets, device.get_column("name")
-        frame = device.select("ts_ns", "end_ns", "device", "stream").with_columns(
-            packets.names.column(names, short_kernel_name),
-            packets.categories.column(
-                names, lambda n: kernel_class.get(n, "memory" if n[:3] == "Mem" else "kernel")
-            ).alias("category"),
-        )
+        packets, names = self._packets, Texts.of(device.get_column("name"))
         peer = (
             pl.when(pl.col("dst_rank").is_not_null())
             .then(pl.format("send → {}", self._peer("dst_rank")))
             .when(pl.col("src_rank").is_not_null())
             .then(pl.format("recv ← {}", self._peer("src_rank")))
         )
-        titles = packets.names.column(device.select(peer.alias("name")).get_column("name"))
-        frame = frame.with_columns(pl.when(titles > 0).then(titles).otherwise(pl.col("name")).alias("name"))
+        called = packets.names.column(names, short_kernel_name).to_numpy()
+        titles = packets.names.column(device.select(peer).to_series()).to_numpy()
+        columns = [
+            *device.select("ts_ns", "end_ns", "device", "stream"),
+            pl.Series("name", np.where(titles > 0, titles, called)),
+            packets.categories.column(
+                names, lambda n: kernel_class.get(n, "memory" if n[:3] == "Mem" else "kernel")
+            ).alias("category"),
+        ]
         if self._args == "none":
-            return frame
+            return pl.DataFrame(columns)
         full = self._args == "full"
         numbers = (*_KEY, *(_FULL if full else ()))
-        texts = (*_KEY_TEXT, *(_FULL_TEXT if full else ()))
-        frame = frame.with_columns(
-            device.select(pl.col(c).cast(pl.Int64).alias(f"int:{c}") for c in numbers).get_columns()
-        )
-        frame = frame.with_columns(self._texts(device, *texts))
+        columns += device.select(pl.col(c).cast(pl.Int64).alias(f"int:{c}") for c in numbers).get_columns()
+        columns += self._texts(device, *_KEY_TEXT, *(_FULL_TEXT if full else ()))
         whole = packets.texts.column(names, lambda n: n if short_kernel_name(n) != n else None)
-        frame = frame.with_columns(whole.alias("text:kernel"))
-        return frame if launched is None else frame.with_columns(launched.alias("flow:launch"))
+        columns.append(whole.alias("text:kernel"))
+        if launched is not None:
+            columns.append(launched)
+        return pl.DataFrame(columns)
 
     def _peer(self, column: str) -> pl.Expr:
         named = pl.col(column).replace_strict(dict(self._labels.name), default=None, return_dtype=pl.String)
@@ -240,69 +246,71 @@ class _RankWriter:
                 self._packets.slices(self._message_slices(rows, side, title), self._lanes(title, group, place))
                 place += 1
 
-    def _message_slices(self, rows: pl.DataFrame, side: str, title: str) -> pl.DataFrame:
+    def _message_slices(self, rows: pl.DataFrame, side: str, title: str) -> list[pl.DataFrame]:
         """Spans of the kernels, and in each one an instant that bears the arrow: sent when the send kernel starts,
         received when the receive kernel ends. Between the kernels themselves an arrow would point backwards."""
         other = "recv" if side == "send" else "send"
         rows = rows.rename({f"{side}_ts_ns": "ts_ns", f"{side}_end_ns": "end_ns"})
-        spans = self._slices(rows, title, "p2p").with_columns(
-            rows.select(
-                pl.col("bytes").alias("int:bytes"),
-                pl.col("ordinal").alias("int:ordinal"),
-                pl.col("visit").alias("int:micro_batch"),
-                (pl.col(f"{other}_ts_ns") - pl.col("ts_ns")).alias("int:peer_starts_later_by_ns"),
-                (pl.col(f"{other}_end_ns") - pl.col("end_ns")).alias("int:peer_ends_later_by_ns"),
-                pl.when(pl.col("kind") == "proxy").then(pl.col("visit") + 1).alias("correlation"),
-            ).get_columns()
+        more = rows.select(
+            pl.col("bytes").alias("int:bytes"),
+            pl.col("ordinal").alias("int:ordinal"),
+            pl.col("visit").alias("int:micro_batch"),
+            (pl.col(f"{other}_ts_ns") - pl.col("ts_ns")).alias("int:peer_starts_later_by_ns"),
+            (pl.col(f"{other}_end_ns") - pl.col("end_ns")).alias("int:peer_ends_later_by_ns"),
+            pl.when(pl.col("kind") == "proxy").then(pl.col("visit") + 1).alias("correlation"),
         )
-        spans = spans.with_columns(self._texts(rows, "dtype"))
-        at = "ts_ns" if side == "send" else "end_ns"
-        ends = rows.select(pl.col(at).alias("ts_ns"), pl.col(at).alias("end_ns"), "flow:message")
-        marks = self._slices(ends, "sent" if side == "send" else "received", "p2p", "flow:message")
-        return pl.concat([spans, marks], how="diagonal")
+        spans = self._slices(rows, title, "p2p", *more.get_columns(), *self._texts(rows, "dtype"))
+        at = rows.get_column("ts_ns" if side == "send" else "end_ns")
+        ends = pl.DataFrame([at.alias("ts_ns"), at.alias("end_ns")])
+        mark = "sent" if side == "send" else "received"
+        return [spans, self._slices(ends, mark, "p2p", rows.get_column("flow:message"))]
 
-    def _threads(self, launching: pl.Series | None) -> None:
-        annotations, ops, calls = self._tables.annotations, self._tables.ops, self._tables.calls
-        unfinished = pl.when(~pl.col("finished")).then(pl.lit(False)).alias("bool:finished")
-        spans = self._slices(annotations, annotations.get_column("name"), "annotation", "pid", "tid").with_columns(
-            annotations.select(unfinished).get_columns()
-        )
-        own = annotations.get_column("name").cast(pl.String).str.starts_with("gloo:")
-        inner = self._slices(ops, ops.get_column("name"), "op", "pid", "tid")
-        leaf = self._slices(calls, calls.get_column("name"), "call", "pid", "tid")
-        if self._args != "none":
-            leaf = leaf.with_columns(calls.get_column("correlation").alias("int:correlation"))
-        if launching is not None:
-            leaf = leaf.with_columns(launching.alias("flow:launch"))
-        if self._args == "full":
-            spans = spans.with_columns(annotations.get_column("external_id").alias("int:external_id"))
-            inner = inner.with_columns(ops.get_column("external_id").alias("int:external_id"))
-            leaf = leaf.with_columns(calls.get_column("external_id").alias("int:external_id"))
-        parts = (spans.filter(~own), inner, leaf)
-        control = spans.filter(own)
+    def _thread_tracks(self) -> list[tuple[int, pl.Expr | None]]:
+        """The tracks of threads, the main one first: uuid, and which rows are its own (None: all are)."""
+        tables = self._tables
+        parts = (tables.annotations.filter(~_is_control()), tables.ops, tables.calls)
         counts = pl.concat([p.select("pid", "tid") for p in parts]).group_by("pid", "tid").len()
-        real = self._tables.info.pid
+        real = tables.info.pid
         main = (pl.col("tid") == real) & (pl.col("pid") == real) if real is not None else pl.lit(False)
         ordered = counts.with_columns(main.alias("main")).sort("main", "len", "tid", descending=[True, True, False])
+        tracks: list[tuple[int, pl.Expr | None]] = []
         for place, (pid, tid, _, is_main) in enumerate(ordered.iter_rows()):
-            here = (pl.col("pid") == pid) & (pl.col("tid") == tid)
             name = "main thread" if is_main else "thread"
             thread = self._uuid()
             # Perfetto takes thread id 0 for the process itself.
             self._packets.describe(
                 thread_track(thread, self._pid, tid if tid > 0 else (1 << 30) + place, name, rank=place)
             )
-            mine = parts if ordered.height == 1 else [p.filter(here) for p in parts]
-            rows = pl.concat([p for p in mine if p.height], how="diagonal")
-            self._packets.slices(rows.drop("pid", "tid"), self._thread_lanes(thread))
-        self._controls(control)
+            here = (pl.col("pid") == pid) & (pl.col("tid") == tid)
+            tracks.append((thread, here if ordered.height > 1 else None))
+        return tracks
+
+    def _threads(self, tracks: list[tuple[int, pl.Expr | None]], launching: pl.Series | None) -> None:
+        annotations, ops, calls = self._tables.annotations, self._tables.ops, self._tables.calls
+        own = annotations.select(_is_control()).to_series()
+        unfinished = pl.when(~pl.col("finished")).then(pl.lit(False)).alias("bool:finished")
+        leads = [] if launching is None else [calls.get_column("correlation").alias("int:correlation"), launching]
+        also = [pl.col("external_id").alias("int:external_id")] if self._args == "full" else []
+        spans, inner, leaf = (
+            self._slices(frame, frame.get_column("name"), category, *frame.select("pid", "tid", *also), *more)
+            for frame, category, more in (
+                (annotations, "annotation", annotations.select(unfinished).get_columns()),
+                (ops, "op", []),
+                (calls, "call", leads),
+            )
+        )
+        parts = [spans.filter(~own), inner, leaf]
+        for thread, here in tracks:
+            rows = parts if here is None else [p.filter(here) for p in parts]
+            self._packets.slices(rows, self._thread_lanes(thread))
+        self._controls(spans.filter(own))
 
     def _controls(self, spans: pl.DataFrame) -> None:
         """gloo spans end long after the calls inside which they start, so they stand apart from the threads."""
         threads = spans.select("pid", "tid").unique(maintain_order=True)
         for pid, tid in threads.iter_rows():
             name = "Control messages (gloo)" + (f" · thread {tid}" if threads.height > 1 else "")
-            rows = spans.filter((pl.col("pid") == pid) & (pl.col("tid") == tid)).drop("pid", "tid")
+            rows = spans.filter((pl.col("pid") == pid) & (pl.col("tid") == tid))
             self._packets.slices(rows, self._lanes(name, self._process, 5))
 
     def _thread_lanes(self, thread: int) -> Callable[[int], int]:
@@ -314,3 +322,14 @@ class _RankWriter:
         if overheads.height:
             frame = self._slices(overheads, overheads.get_column("name"), "profiler")
             self._packets.slices(frame, self._lanes("Profiler overhead", self._process, 6))
+
+
+def _is_control() -> pl.Expr:
+    return pl.col("name").cast(pl.String).str.starts_with("gloo:")
+
+
+def _span_facts(rows: pl.DataFrame) -> list[pl.Series]:
+    """What all top-level slices of the Attribution track carry: micro-batch, length, and arrows."""
+    length = (rows.get_column("end_ns") - rows.get_column("ts_ns")).alias("int:ns")
+    flows = [column for column in rows if column.name.startswith("flow")]
+    return [rows.get_column("visit").alias("int:micro_batch"), length, *flows]

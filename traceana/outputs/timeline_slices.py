@@ -8,35 +8,21 @@ import numpy as np
 import polars as pl
 
 from traceana.outputs.perfetto_packets import PacketSequence
-from traceana.outputs.timeline_colours import colour_of
+from traceana.outputs.perfetto_text import Texts
 
 __all__ = [
-    "attribution_slices",
+    "bubble_names",
     "bubbles",
     "device_runs",
     "micro_batch_slices",
-    "name_bubbles",
     "slice_spans",
     "stream_purposes",
 ]
 
 
-def attribution_slices(states: pl.DataFrame, attribution: pl.DataFrame, name: Mapping[int, str]) -> pl.DataFrame:
-    """Top-level slices of the Attribution track of one rank: runs of busy, transfer, and bubbles by cause.
-
-    Columns: ts_ns, end_ns, name, category, correlation (for the colour) and the columns of ATTRIBUTION (null where a
-    slice is no bubble). Sorted by start. `name` is how a rank is called.
-    """
-    device = device_runs(states).filter(pl.col("state") != "bubble").select(
-        "ts_ns", "end_ns", "visit", pl.col("state").alias("name"), pl.col("state").alias("category"),
-        colour_of("state").alias("correlation"),
-    )  # fmt: skip
-    named = name_bubbles(bubbles(states, attribution), name)
-    return pl.concat([device, named], how="diagonal").sort("ts_ns", maintain_order=True)
-
-
 def slice_spans(states: pl.DataFrame, attribution: pl.DataFrame) -> pl.DataFrame:
-    """ts_ns, end_ns and gap of the slices of `attribution_slices`, in the same order."""
+    """ts_ns, end_ns and gap of the top-level slices of the Attribution track of one rank, in order of their start: runs of
+    busy and transfer, and bubbles."""
     device = device_runs(states).filter(pl.col("state") != "bubble").select("ts_ns", "end_ns")
     idle = bubbles(states, attribution).select("ts_ns", "end_ns", "gap")
     return pl.concat([device, idle], how="diagonal").sort("ts_ns", maintain_order=True)
@@ -59,15 +45,20 @@ def bubbles(states: pl.DataFrame, attribution: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([attribution, alone], how="diagonal")
 
 
-def name_bubbles(rows: pl.DataFrame, name: Mapping[int, str]) -> pl.DataFrame:
-    """Rows of `bubbles` with name, category and correlation."""
-    root = pl.col("root_rank").replace_strict(dict(name), default=None, return_dtype=pl.String)
-    remote = pl.when(pl.col("root_rank") != pl.col("rank")).then(pl.lit(" ← ") + root)
-    detail = (pl.lit(" · ") + pl.col("detail")).fill_null("")
-    cause = (pl.lit("bubble: ") + pl.col("cause") + remote.fill_null("") + detail).fill_null("bubble")
-    return rows.with_columns(
-        cause.alias("name"), pl.lit("bubble").alias("category"), colour_of("cause").alias("correlation")
-    )
+def bubble_names(rows: pl.DataFrame, cause: Texts, detail: Texts, name: Mapping[int, str], prefix: str = "") -> Texts:
+    """What each of the rows of `bubbles` is called: `upstream_compute ← stage 1 · serial` after `prefix`, or `bubble`
+    without a cause. `cause` and `detail` are the columns of that name, `name` is how a rank is called."""
+    root = rows.get_column("root_rank").fill_null(-1).to_numpy().astype(np.int64)
+    rank = rows.get_column("rank").fill_null(-1).to_numpy().astype(np.int64)
+
+    def tell(row: list[int]) -> str:
+        why, because, of, here = row
+        if why < 0:
+            return "bubble"
+        remote = f" ← {name[of]}" if of != here and of in name else ""
+        return prefix + cause.texts[why] + remote + (f" · {detail.texts[because]}" if because >= 0 else "")
+
+    return Texts.told(tell, cause.places, detail.places, root, rank)
 
 
 def micro_batch_slices(packets: PacketSequence, forwards: pl.DataFrame) -> pl.DataFrame:

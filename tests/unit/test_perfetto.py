@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from tp_wasm import WasmTraceProcessor
 
 from traceana.outputs.kernel_names import short_kernel_name
@@ -102,6 +104,70 @@ def test_perfetto_reads_back_every_slice_to_the_nanosecond(spans: Spans) -> None
         (a, b, f"s{i}") for i, (a, b) in enumerate(shifted)
     )
     assert packets.slices_written == len(spans)
+
+
+@given(st.lists(st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.none(), min_size=12, max_size=12), min_size=1))
+@settings(max_examples=60, deadline=None)
+def test_any_numbers_in_any_combination_are_read_back(rows: list[list[int | None]]) -> None:
+    out, packets = sequence()
+    spans = [(T0 + 10 * i, T0 + 10 * i + 5) for i in range(len(rows))]
+    numbers = {f"int:{k}": pl.Series([row[k] for row in rows], dtype=pl.Int64) for k in range(12)}
+    packets.slices(frame(packets, spans, **numbers), lambda _: 2)
+    keys: dict[int, str] = {}
+    read: list[dict[str, int]] = []
+    for packet in perfetto_trace_pb2.Trace.FromString(out.getvalue()).packet:
+        keys |= {name.iid: name.name for name in packet.interned_data.debug_annotation_names}
+        if packet.track_event.type == perfetto_trace_pb2.TrackEvent.TYPE_SLICE_BEGIN:
+            found = packet.track_event.debug_annotations
+            read.append({keys[a.name_iid]: a.int_value for a in found})
+    assert read == [{str(k): v for k, v in enumerate(row) if v is not None} for row in rows]
+
+
+@given(st.lists(intervals, max_size=3).filter(any))
+@settings(max_examples=25, deadline=None)
+def test_frames_with_other_arguments_share_a_track(parts: list[Spans]) -> None:
+    """Of equal spans those of the earlier frame are outside, and lanes are the same as with one frame of all."""
+    out, packets = sequence()
+    packets.describe(process_track(1, 1, "rank 0", rank=0))
+
+    def lane_track(lane: int) -> int:
+        packets.describe(track(10 + lane, f"lane {lane}", parent=1))
+        return 10 + lane
+
+    frames = [
+        frame(packets, [(a + T0, b + T0) for a, b in spans]).with_columns(pl.lit(k, pl.Int64).alias(f"int:of_{k}"))
+        for k, spans in enumerate(parts)
+    ]
+    packets.slices(frames, lane_track)
+    keys = ", ".join(f"extract_arg(arg_set_id, 'debug.of_{k}')" for k in range(3))
+    sql = "select s.ts, s.ts + s.dur, t.name, s.depth, coalesce({}) from slice s join track t on t.id = s.track_id"
+    rows = loaded(out).query(sql.format(keys) + " order by s.ts, s.dur desc, s.depth, 3, 5")
+    every = sorted(
+        ((a + T0, b + T0, k) for k, spans in enumerate(parts) for a, b in spans), key=lambda s: (s[0], -s[1], s[2])
+    )
+    ts, end = (np.array([s[i] for s in every]) for i in (0, 1))
+    assert sorted((a, b, t, k) for a, b, t, _, k in rows) == sorted(
+        (a, b, f"lane {lane}", k) for (a, b, k), lane in zip(every, arrange(ts, end)[1].tolist(), strict=True)
+    )
+    for above, below in pairwise(rows):
+        if above[:3] == below[:3] and above[0] < above[1]:
+            assert above[3] < below[3]
+            assert above[4] <= below[4]
+
+
+def test_what_lies_long_before_the_first_events_keeps_its_time() -> None:
+    """Times are counted from a while before the first events of a sequence; these are from before that."""
+    out, packets = sequence()
+    packets.describe(process_track(1, 1, "rank 0", rank=0), track(2, "t", parent=1), track(3, "u", parent=1))
+    packets.describe(counter_track(4, "count", parent=1, rank=0))
+    for uuid, at in ((2, T0), (3, T0 - (1 << 40)), (2, T0 + (1 << 50))):
+        packets.slices(frame(packets, [(at, at + 7)]), lambda _, uuid=uuid: uuid)  # type: ignore[misc]
+    packets.counter(4, np.array([5, T0]), np.array([1, 2]))
+    trace = loaded(out)
+    assert trace.query("select ts, dur from slice order by ts") == [
+        (T0 - (1 << 40), 7), (T0, 7), (T0 + (1 << 50), 7),
+    ]  # fmt: skip
+    assert trace.query("select ts, value from counter order by ts") == [(5, 1.0), (T0, 2.0)]
 
 
 def test_slices_are_sorted_and_bad_intervals_refused() -> None:

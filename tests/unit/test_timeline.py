@@ -502,7 +502,21 @@ def test_the_official_protobufs_agree_on_order_and_identity() -> None:
     assert sorted(set(sequences)) == [1, 2, 3]
     assert sequences == sorted(sequences)
     named = {t.uuid for t in tracks}
-    assert {p.track_event.track_uuid for p in parsed.packet if p.HasField("track_event")} <= named
+    events = [p for p in parsed.packet if p.HasField("track_event")]
+    assert {p.track_event.track_uuid for p in events if p.track_event.HasField("track_uuid")} <= named
+    defaults = [p.trace_packet_defaults for p in parsed.packet if p.HasField("trace_packet_defaults")]
+    assert {d.track_event_defaults.track_uuid for d in defaults} <= named
+    started: set[int] = set()  # sequences whose events have a track and a clock
+    for packet in parsed.packet:
+        if packet.HasField("clock_snapshot"):
+            started.add(packet.trusted_packet_sequence_id)
+        if packet.HasField("track_event"):
+            assert packet.trusted_packet_sequence_id in started
+
+
+def test_events_carry_no_thread_but_their_own(trace: WasmTraceProcessor) -> None:
+    """Perfetto passes the thread that a sequence described last on to events of other tracks."""
+    assert trace.scalar("select count(*) from args where key = 'legacy_event.passthrough_utid'") == 0
 
 
 def test_interrupts_and_full_disks_leave_nothing_behind(tmp_path: Path) -> None:

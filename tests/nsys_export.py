@@ -18,6 +18,7 @@ _DDL = {
     "PROCESSES": "globalPid INTEGER, pid INTEGER, name TEXT",
     "TARGET_INFO_SYSTEM_ENV": "globalVid INTEGER, devStateName TEXT, name TEXT, nameEnum INTEGER, value TEXT",
     "TARGET_INFO_SESSION_START_TIME": "utcEpochNs INTEGER, utcTime TEXT, localTime TEXT",
+    "ANALYSIS_DETAILS": "globalVid INTEGER, duration INTEGER, startTime INTEGER, stopTime INTEGER",
     "ENUM_CUDA_MEM_KIND": "id INTEGER, name TEXT, label TEXT",
     "CUPTI_ACTIVITY_KIND_KERNEL": _HEAD
     + "correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, shortName INTEGER, graphNodeId INTEGER",

@@ -89,6 +89,18 @@ def test_tables_are_exact(tmp_path: Path) -> None:
     assert losses((first, second)) == {}
 
 
+def test_a_range_that_the_stop_of_the_recording_ended_has_no_known_end(tmp_path: Path) -> None:
+    """nsys writes the session's length for the end of what was open."""
+    export = two_stages()
+    export.add("ANALYSIS_DETAILS", globalVid=0, duration=900, startTime=5, stopTime=905)
+    export.range(300, 90, 899, "recv_requests")
+    export.range(300, 100, 900, "gloo:send", eventType=60)
+    first = read_nsys(export.write(tmp_path / "x.sqlite", epoch_ns=0))[0]
+    assert rows(first.annotations, "ts_ns", "end_ns", "name", "finished") == [
+        (90, 899, "recv_requests", True), (100, 350, "gloo:send", False),
+    ]  # fmt: skip
+
+
 def test_what_the_export_lacks(tmp_path: Path) -> None:
     lacking = ("NVTX_EVENTS", "PROCESSES", "META_DATA_CAPTURE", "ENUM_CUDA_MEM_KIND", "PROFILER_OVERHEAD")
     ranks = read_nsys(two_stages().write(tmp_path / "x.sqlite", epoch_ns=None, without=lacking))

@@ -50,12 +50,14 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
 @dataclass(frozen=True, slots=True)
 class NsysExport:
     """Raw frames by nsys' own table and column names (int64, null where the export lacks it), and what says whose they
-    are. `start` and `end` are nanoseconds since `epoch_ns`, the start of the session (None: the export lacks it)."""
+        are. `start` and `end` are nanoseconds since `epoch_ns`, the start of the session (None: the export lacks it); what was
+    open at `stop_ns`, when recording stopped, ends then."""
 
     path: Path
     tables: Mapping[str, pl.DataFrame]
     strings: pl.DataFrame  # id, value: the names in use
     epoch_ns: int | None
+    stop_ns: int | None
     processes: Mapping[int, tuple[int, str]]  # globalPid -> pid, name
     memory_kinds: Mapping[int, str]
     host: str | None
@@ -93,6 +95,7 @@ def read_export(path: Path) -> NsysExport:
         kinds = _rows(database, tables, "ENUM_CUDA_MEM_KIND", "SELECT id, label FROM ENUM_CUDA_MEM_KIND", losses)
         epoch = _rows(database, tables, "TARGET_INFO_SESSION_START_TIME",
                       "SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME", losses)  # fmt: skip
+        stop = _rows(database, tables, "ANALYSIS_DETAILS", "SELECT max(duration) FROM ANALYSIS_DETAILS", losses)
         host = _rows(database, tables, "TARGET_INFO_SYSTEM_ENV",
                      "SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'Hostname'", losses)  # fmt: skip
         version = _rows(database, tables, "META_DATA_EXPORT",
@@ -101,7 +104,8 @@ def read_export(path: Path) -> NsysExport:
             path=path,
             tables=frames,
             strings=_strings(database, tables, used, losses),
-            epoch_ns=next((r[0] for r in epoch if isinstance(r[0], int) and 0 <= r[0] <= _LONGEST_NS), None),
+            epoch_ns=_time(epoch),
+            stop_ns=_time(stop),
             processes={
                 r[0]: (r[1], str(r[2] or "")) for r in processes if isinstance(r[0], int) and isinstance(r[1], int)
             },
@@ -165,6 +169,10 @@ def _rows(
     except _DAMAGE as error:
         losses.append(loss("nsys_table_damaged", "warning", 1, f"{table}: {error}"))
         return []
+
+
+def _time(rows: Sequence[Sequence[object]]) -> int | None:
+    return next((r[0] for r in rows if isinstance(r[0], int) and 0 <= r[0] <= _LONGEST_NS), None)
 
 
 def _schema(table: str) -> dict[str, pl.DataType]:

@@ -205,19 +205,22 @@ def _thread() -> tuple[pl.Expr, ...]:
 
 def _ranges(export: NsysExport, calls: pl.DataFrame, device: pl.DataFrame) -> pl.DataFrame:
     """NVTX ranges: ts_ns, end_ns, name without torch's op id, whether it had one, thread, finished. A range that was
-    open at the end ends with the last event of the export."""
+    open at the end (without an end of its own, or with the stop of the recording for one) ends with the last event."""
     ts, end = _times(export)
+    closed = pl.col("end").is_not_null()
+    if export.stop_ns is not None:
+        closed &= pl.col("end").fill_null(export.stop_ns) < export.stop_ns
     raw = _named(export, export.tables["NVTX_EVENTS"], "textId").drop_nulls("globalTid")
     last = max((int(v) for f in (calls, device) if isinstance(v := f.get_column("end_ns").max(), int)), default=0)
     name = pl.coalesce("text", "name").fill_null("(unnamed range)")
     op_id = r", op_id = \d+.*$"
     return raw.select(
         ts,
-        pl.max_horizontal(end.fill_null(last), ts).alias("end_ns"),
+        pl.max_horizontal(pl.when(closed).then(end).otherwise(last), ts).alias("end_ns"),
         name.str.replace(r"(?:, seq = \d+)?, op_id = \d+.*$", "").alias("name"),
         name.str.contains(op_id).alias("op"),
         *_thread(),
-        pl.col("end").is_not_null().alias("finished"),
+        closed.alias("finished"),
         pl.col("jsonText").alias("payload"),
     )
 

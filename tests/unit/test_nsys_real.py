@@ -5,7 +5,7 @@ from __future__ import annotations
 import lzma
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 import pytest
@@ -70,7 +70,7 @@ def test_ranks_say_who_they_are_and_what_they_did_before_it_is_no_message(export
 
 
 def test_every_nanosecond_of_both_stages(report: Report, export: Path) -> None:
-    document: dict[str, Any] = report.document
+    document = cast("dict[str, Any]", report.document)
     window = document["window"]
     assert (window["start_ns"], window["duration_ns"]) == (1_796_049_008_131_616_497, 63_693_316)
     for stage in document["stages"]:
@@ -79,7 +79,7 @@ def test_every_nanosecond_of_both_stages(report: Report, export: Path) -> None:
 
 
 def test_the_answers_are_those_of_a_trace_with_spans(report: Report) -> None:
-    document: dict[str, Any] = report.document
+    document = cast("dict[str, Any]", report.document)
     first, second = document["stages"]
     assert (first["transfer_ns"], second["transfer_ns"]) == (73_350, 124_032)
     assert {k: v for k, v in first["causes_ns"].items() if v} == {

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import polars as pl
 
-__all__ = ["matching"]
+__all__ = ["in_numbers", "matching", "spelled_out"]
+
+
+def in_numbers(frame: pl.DataFrame) -> pl.DataFrame:
+    """`frame` with numbers for the few different words of its text columns, to be kept: a quarter of the memory."""
+    return frame.cast({pl.String: pl.Categorical})
+
+
+def spelled_out(frame: pl.DataFrame) -> pl.DataFrame:
+    """`frame` with its words as text, as schemas and files have them."""
+    return frame.cast({pl.Categorical: pl.String})
 
 
 def matching(words: pl.Series, pattern: str) -> pl.Series:

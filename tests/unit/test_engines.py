@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -217,6 +218,43 @@ def test_tables_that_do_not_arrive_are_an_error_that_says_what_to_share(
     with pytest.raises(EngineError, match="not to be found here") as caught:
         read_capture(pipeline, memory=Memory(0))
     assert "TRACEANA_CACHE_DIR" in str(caught.value.hint)
+
+
+class _Processes(ProcessPoolExecutor):
+    """Starts none: runs what it is given in threads, and knows how much of it at once. All `together` wait for each
+    other."""
+
+    def __init__(self, together: int) -> None:
+        super().__init__(1)
+        self.threads, self.most = ThreadPoolExecutor(8), 0
+        self.now, self.lock, self.all = 0, threading.Lock(), threading.Barrier(together, timeout=10)
+
+    def submit(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> Future[object]:  # type: ignore[override]
+        def work() -> object:
+            with self.lock:
+                self.now += 1
+                self.most = max(self.most, self.now)
+            self.all.wait()
+            found = fn(*args, **kwargs)
+            with self.lock:
+                self.now -= 1
+            return found
+
+        return self.threads.submit(work)
+
+
+@pytest.mark.parametrize(("text", "together"), [(1, 1), (1 << 40, 4)])
+@pytest.mark.parametrize("stored", [False, True])
+def test_processes_read_no_more_text_at_once_than_memory_has_room_for(
+    text: int, together: int, stored: bool, pipeline: Path
+) -> None:
+    place: Path | str = pipeline / "trace"
+    if stored:
+        place = f"memory://captures/in-turn-{together}"
+        fsspec.filesystem("memory").put(str(pipeline / "trace"), place, recursive=True)
+    with _Processes(together) as pool, pool.threads:
+        read_capture(place, executor=pool, memory=Memory(text=text), cache=not stored)
+    assert pool.most == together
 
 
 class _Broken(ThreadPoolExecutor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from traceana.categories import spelled_out
 from traceana.errors import ModelError
 from traceana.model.chain import CAUSES
 from traceana.model.kernel_classes import CLASSES
@@ -22,12 +23,14 @@ def run(model: Model) -> Result:
     trace = model.trace
     window = trace.window.duration_ns
     stages: list[dict[str, object]] = []
-    attribution, bounds = ByRank(model.blame.attribution), ByRank(model.blame.bounds)
+    attribution, bounds = ByRank(model.blame.compact), ByRank(model.blame.bounds)
     for rank in trace.ranks:
         state = model.states[rank]
         length = (pl.col("end_ns") - pl.col("ts_ns")).sum()
-        by_state = dict(state.states.group_by("state").agg(length).iter_rows())
-        by_class = dict(state.states.filter(pl.col("state") == "busy").group_by("kernel_class").agg(length).iter_rows())
+        by_state = dict(state.compact.group_by("state").agg(length).iter_rows())
+        by_class = dict(
+            state.compact.filter(pl.col("state") == "busy").group_by("kernel_class").agg(length).iter_rows()
+        )
         by_cause = dict(attribution[rank].group_by("cause").agg(length).iter_rows())
         busy, transfer, bubble = (int(by_state.get(s, 0)) for s in ("busy", "transfer", "bubble"))
         causes = {c: int(by_cause.get(c, 0)) for c in CAUSES}
@@ -67,9 +70,12 @@ def run(model: Model) -> Result:
             }
         )
     losses = pl.concat([s.losses for s in model.states.values()])
-    states = pl.concat([s.states for s in model.states.values()])
-    tables = Tables({"states": states}, {"unclassified": lambda: _unclassified(model)})
+    tables = Tables({}, {"states": lambda: _states(model), "unclassified": lambda: _unclassified(model)})
     return Result(NAME, tables, {"stages": stages}, losses)
+
+
+def _states(model: Model) -> pl.DataFrame:
+    return spelled_out(pl.concat([s.compact for s in model.states.values()]))
 
 
 def _at(values: pl.Series, q: float) -> int | None:

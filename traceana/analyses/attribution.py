@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from traceana.categories import spelled_out
 from traceana.model.evidence import Words, describe_chain, describe_events, describe_links
 from traceana.model.model import Model
 from traceana.result import Result, Tables
@@ -22,7 +23,7 @@ def run(model: Model) -> Result:
     """Facts `blame` (rows of the matrix: who waits, root rank, cause, detail, whether the token return was crossed,
     nanoseconds) and `worst_gaps` (the longest idle stretches with the chain of each). Tables `attribution`, `blame`, and
     `links`: the events of the longest gaps in words."""
-    every = ByRank(model.blame.attribution)
+    every = ByRank(model.blame.compact)
     matrix = pl.concat(_matrix(every[rank]) for rank in model.trace.ranks)
     longest = pl.concat(_longest(every[rank]) for rank in model.trace.ranks)
     worst = longest.sort(["ns", "rank", "gap"], descending=[True, False, False]).head(_DESCRIBED)
@@ -37,12 +38,11 @@ def run(model: Model) -> Result:
 
 def _matrix(attribution: pl.DataFrame) -> pl.DataFrame:
     """The rows of the blame matrix in which one rank waits."""
-    words = pl.col("cause", "detail")  # few different ones: as numbers they are grouped faster
     return (
-        attribution.select("rank", "root_rank", words.cast(pl.Categorical), "crossed_token_return", _LENGTH)
+        attribution.select("rank", "root_rank", "cause", "detail", "crossed_token_return", _LENGTH)
         .group_by("rank", "root_rank", "cause", "detail", "crossed_token_return")
         .agg(pl.col("ns").sum())
-        .with_columns(words.cast(pl.String))
+        .pipe(spelled_out)
         .sort(
             ["ns", "cause", "root_rank", "detail", "crossed_token_return"],
             descending=[True, False, False, False, False],
@@ -72,6 +72,5 @@ def _described(model: Model, gaps: pl.DataFrame) -> pl.DataFrame:
 
 def _with_events(model: Model) -> pl.DataFrame:
     """ATTRIBUTION of all ranks with `describe_events`."""
-    words, every = Words(model), ByRank(model.blame.attribution)
-    told = (describe_events(words, every[rank]) for rank in model.trace.ranks)
-    return pl.concat(rows.with_columns(pl.col("first_event", "last_event").cast(pl.String)) for rows in told)
+    words, every = Words(model), ByRank(model.blame.compact)
+    return pl.concat(spelled_out(describe_events(words, every[rank])) for rank in model.trace.ranks)

@@ -117,7 +117,7 @@ def _slots(visits: pl.DataFrame) -> int | None:
 
 def _serial_host(model: Model, rank: int, period_ns: int) -> int:
     """Host time of a stage that its own GPU had to sit out, per step."""
-    mine = model.blame.attribution.filter(
+    mine = model.blame.compact.filter(
         (pl.col("rank") == rank) & (pl.col("root_rank") == rank) & pl.col("cause").is_in(_HOST)
     )
     total = int((mine.get_column("end_ns") - mine.get_column("ts_ns")).sum())

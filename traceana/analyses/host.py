@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from traceana.categories import spelled_out
 from traceana.intervals import Intervals, intersect_pairs, union
 from traceana.model.chain import held_commits
 from traceana.model.graph import STOP_COMMIT, STOP_RECEIVE
@@ -25,7 +26,7 @@ def run(model: Model) -> Result:
         if phases.height == 0:
             continue
         w = model.trace.window
-        own = phases.filter(
+        own = spelled_out(phases).filter(
             (pl.col("ts_ns") >= w.start_ns)
             & (pl.col("end_ns") <= w.end_ns)
             & pl.col("cause").is_in(["host_schedule", "host_launch"])

@@ -82,7 +82,7 @@ def _overlap(model: Model) -> pl.DataFrame:
     """Stages that compute at each instant; a stage of several ranks computes while any of them does."""
     by_stage: dict[int, list[Intervals]] = {}
     for rank in model.trace.ranks:
-        busy = model.states[rank].states.filter(pl.col("state") == "busy")
+        busy = model.states[rank].compact.filter(pl.col("state") == "busy")
         spans = union(busy.get_column("ts_ns").to_numpy(), busy.get_column("end_ns").to_numpy())
         by_stage.setdefault(model.trace.topology.stage.get(rank, 0), []).append(spans)
     window = Intervals(np.array([model.trace.window.start_ns]), np.array([model.trace.window.end_ns]))

@@ -37,7 +37,7 @@ def run(model: Model) -> Result:
             )
             .sort("total_ns", "name", descending=[True, False])
         )
-        busy = model.states[me].states.filter(pl.col("state") == "busy")
+        busy = model.states[me].compact.filter(pl.col("state") == "busy")
         length = pl.col("end_ns") - pl.col("ts_ns")
         total, owned = busy.select(
             length.sum().alias("all"), length.filter(pl.col("kernel_class") == "moe").sum().alias("moe")

@@ -11,6 +11,7 @@ import polars as pl
 
 from traceana import schema
 from traceana.arrays import distinct, narrow
+from traceana.categories import in_numbers, spelled_out
 from traceana.engine import side_by_side
 from traceana.intervals import IntArray, Intervals, empty, intersect_pairs, subtract, union
 from traceana.model.chain import (
@@ -24,7 +25,7 @@ from traceana.model.chain import (
     find_holds,
     walk,
 )
-from traceana.model.details import Known, attribution_rows
+from traceana.model.details import Known, attribution_rows, different_words
 from traceana.model.doubt import other_clocks, room_between, unsure_edges
 from traceana.model.forward_parts import ForwardParts
 from traceana.model.gaps import Gaps, find_gaps
@@ -49,22 +50,28 @@ from traceana.model.trace import Trace
 __all__ = ["Blame", "blame"]
 
 _CHAINS_AT_A_TIME = 1 << 15  # what is made of them on the way is many times as large as they are
+_PIECES_AT_A_TIME = 1 << 17
 _PARTS = 8  # of doubtful stretches of a rank before they are put together
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """`attribution` (ATTRIBUTION) tiles every rank's bubble; `links` are the whole chains it was cut from, `graph` what
+    """`attribution` (ATTRIBUTION) tiles every rank's bubble, and is kept as `compact`, its words as categories; `links` are the whole chains it was cut from, `graph` what
     they refer to. `bounds` gives, per rank and cause, the least and most nanoseconds over the clocks tried.
     `first_gap` is the number of the first chain of each rank: chain = first_gap[position of rank] + gap. `phases` are
     the host phases of each rank, by position."""
 
-    attribution: pl.DataFrame
+    compact: pl.DataFrame
     links: Links
     graph: Graph
     bounds: pl.DataFrame
     first_gap: tuple[int, ...]
     phases: tuple[pl.DataFrame, ...]
+
+    @property
+    def attribution(self) -> pl.DataFrame:
+        """ATTRIBUTION of all ranks, made anew each time."""
+        return spelled_out(self.compact)
 
 
 class _Blamer:
@@ -74,7 +81,7 @@ class _Blamer:
         self.alone = not trace.capture.in_memory
         self.phases = list(
             side_by_side(
-                lambda r: host_phases(r, trace.visits.filter(pl.col("rank") == r.info.rank)),
+                lambda r: in_numbers(host_phases(r, trace.visits.filter(pl.col("rank") == r.info.rank))),
                 trace.capture.ranks,
                 alone=self.alone,
             )
@@ -101,7 +108,8 @@ class _Blamer:
         ]
         self.u = np.array([trace.uncertainty_ns.get(r) or 0 for r in trace.ranks], dtype=np.int64)
         self.room = room_between(self.graph)
-        self.known = Known(trace, states, self.phases, self.graph, self.head, self.first)
+        words = [different_words(p.get_column("detail")) for p in self.phases]
+        self.known = Known(trace, states, self.phases, self.graph, self.head, self.first, words)
         self.at = {rank: position for position, rank in enumerate(trace.ranks)}
 
     def settled(self) -> tuple[list[Pieces], list[Intervals], Links, tuple[IntArray, IntArray]]:
@@ -302,8 +310,11 @@ def blame(
 
     def rows(i: int) -> pl.DataFrame:
         pieces = left.pop(i)  # its memory is needed for the table
-        marked = mark_ambiguous(pieces, doubt[i]) if doubt[i] else pieces
-        return attribution_rows(forwards.split(marked), blamer.known)
+        marked = _together(doubt[i]) if doubt[i] else empty()
+        return pl.concat(
+            attribution_rows(forwards.split(mark_ambiguous(part, marked)), blamer.known)
+            for part in pieces.runs(_PIECES_AT_A_TIME)
+        )
 
     frames = list(side_by_side(rows, range(n), alone=blamer.alone))
     return Blame(

@@ -9,7 +9,8 @@ import numpy as np
 import polars as pl
 
 from traceana import schema
-from traceana.arrays import distinct
+from traceana.arrays import distinct, numbered
+from traceana.categories import in_numbers
 from traceana.intervals import IntArray
 from traceana.model.chain import CAUSES, CODE, FORWARD, REASONS, THREAD
 from traceana.model.forward_parts import PARTS
@@ -18,7 +19,7 @@ from traceana.model.pieces import Pieces
 from traceana.model.states import DeviceStates
 from traceana.model.trace import Trace
 
-__all__ = ["Known", "attribution_rows"]
+__all__ = ["Known", "attribution_rows", "different_words"]
 
 _EMPTY = ("slot_empty_queue_unknown", "slot_empty_requests_waiting", "slot_empty_all_admitted", "queue_empty")
 
@@ -55,7 +56,8 @@ def _empty_slots(trace: Trace, rank: int) -> IntArray:
 @dataclass(frozen=True, slots=True)
 class Known:
     """What the details of a piece are looked up in. `head` is the waiting activity of each chain, `first` the first
-    chain of each rank, by position, and their number at the end."""
+    chain of each rank, by position, and their number at the end. `words` are the different details of the phases of
+    each rank, by position, and which of them each phase has."""
 
     trace: Trace
     states: Mapping[int, DeviceStates]
@@ -63,6 +65,15 @@ class Known:
     graph: Graph
     head: IntArray
     first: IntArray
+    words: Sequence[tuple[Sequence[str | None], IntArray]]
+
+
+def different_words(words: pl.Series) -> tuple[Sequence[str | None], IntArray]:
+    """The different ones of categorical `words`, and for each of these its place there."""
+    numbers, place = numbered(words.to_physical().to_numpy().astype(np.int64))
+    first = np.empty(numbers.size, dtype=np.int64)
+    first[place] = np.arange(place.size)
+    return words.gather(first).to_list(), place
 
 
 def attribution_rows(p: Pieces, known: Known) -> pl.DataFrame:
@@ -80,7 +91,9 @@ def attribution_rows(p: Pieces, known: Known) -> pl.DataFrame:
     hosts = np.flatnonzero((p.phase >= 0) & (p.element == THREAD))
     for i in distinct(p.root[hosts]).tolist():
         rows = hosts[p.root[hosts] == i]
-        say(rows, known.phases[i].get_column("detail").to_list() if i >= 0 else [None], p.phase[rows])
+        if i >= 0:
+            words, place = known.words[i]
+            say(rows, words, place[p.phase[rows]])
     split = np.flatnonzero((p.element == FORWARD) & (p.phase >= 0))
     say(split, PARTS, p.phase[split])
     for i in distinct(p.root[hosts]).tolist():
@@ -118,4 +131,4 @@ def attribution_rows(p: Pieces, known: Known) -> pl.DataFrame:
         pl.when(pl.col("root_rank") >= 0).then(pl.col("root_rank")).alias("root_rank"),
         pl.when(pl.col("visit") >= 0).then(pl.col("visit")).alias("visit"),
     )  # fmt: skip
-    return schema.ATTRIBUTION.frame(frame)
+    return in_numbers(schema.ATTRIBUTION.frame(frame))

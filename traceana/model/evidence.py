@@ -229,7 +229,7 @@ def describe_chain(model: Model, rank: int, gap: int) -> list[Mapping[str, objec
     """The attribution of one gap of a rank, last nanosecond first, each stretch with its event in words."""
     number = np.array([model.blame.first_gap[model.trace.ranks.index(rank)] + gap], dtype=np.int64)
     rows = (
-        model.blame.attribution.filter((pl.col("rank") == rank) & (pl.col("gap") == gap))
+        model.blame.compact.filter((pl.col("rank") == rank) & (pl.col("gap") == gap))
         .join(describe_links(model, number), on=["rank", "gap", "chain"], how="left")
         .sort("ts_ns", descending=True)
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
 
 from traceana.arrays import narrow
-from traceana.intervals import IntArray, Intervals, intersect_pairs, union
+from traceana.intervals import IntArray, Intervals, intersect_pairs
 from traceana.model.chain import CAUSES, CODE
 
 __all__ = ["Pieces", "Stretches", "disagreement", "in_order", "joined", "mark_ambiguous", "tally", "uncovered"]
@@ -40,6 +40,12 @@ class Stretches:
         """The same in less memory."""
         columns = {f.name: getattr(self, f.name) for f in fields(self)}
         return type(self)(**{name: c if name in _WHOLE else narrow(c) for name, c in columns.items()})
+
+    def runs(self: S, most: int) -> Iterator[S]:
+        """All rows, at least once, `most` at a time."""
+        for first in range(0, max(self.lo.size, 1), most):
+            rows = slice(first, first + most)
+            yield type(self)(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
     def bare(self, rows: IntArray) -> Stretches:
         """The given rows without what tells more of them."""
@@ -95,9 +101,8 @@ def tally(pieces: Stretches) -> IntArray:
     return out
 
 
-def mark_ambiguous(base: Pieces, doubt: Sequence[Intervals]) -> Pieces:
-    """The pieces of one rank, those stretches of them that are in doubt as ambiguous."""
-    marked = union(np.concatenate([s.start for s in doubt]), np.concatenate([s.end for s in doubt]))
+def mark_ambiguous(base: Pieces, marked: Intervals) -> Pieces:
+    """The pieces of one rank, those stretches of them that are in the set `marked` as ambiguous."""
     mine = Intervals(base.lo, base.hi)
     keep, left = uncovered(mine, marked)
     rows, _, over = intersect_pairs(mine, marked)

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from traceana import schema
+from traceana.categories import in_numbers, spelled_out
 from traceana.engine import side_by_side
 from traceana.intervals import Intervals, intersect, intersect_pairs, subtract, union
 from traceana.model.kernel_classes import is_communication
@@ -23,7 +24,8 @@ __all__ = ["DeviceStates", "all_states"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceStates:
-    """States of one rank. `states` (STATES) tiles the window; `bubbles` is its idle part as a set.
+    """States of one rank. `states` (STATES) tiles the window, and is kept as `compact`, its words as categories;
+    `bubbles` is its idle part as a set.
 
     `labels` are stretches whose cause is told by the kernel that spins in them, without a chain (ts_ns, end_ns, cause,
     root_rank, detail): a collective that waits for its last rank, a transfer that two splits place differently, a
@@ -32,11 +34,16 @@ class DeviceStates:
     """
 
     rank: int
-    states: pl.DataFrame
+    compact: pl.DataFrame
     bubbles: Intervals
     labels: pl.DataFrame
     resident_ns: int
     losses: pl.DataFrame
+
+    @property
+    def states(self) -> pl.DataFrame:
+        """STATES of the rank, made anew each time."""
+        return spelled_out(self.compact)
 
 
 _LABELS = {"ts_ns": pl.Int64, "end_ns": pl.Int64, "cause": pl.String, "root_rank": pl.Int32, "detail": pl.String}
@@ -174,7 +181,7 @@ def _states(
         losses.append({"name": "collective_wait_unknown", "severity": "info", "rank": me, "count": alone.height,
                        "detail": "collective kernels not matched over their ranks: waiting and transfer count as busy together"})  # fmt: skip
     table = schema.LOSSES.frame(losses) if losses else schema.LOSSES.empty()
-    return DeviceStates(me, schema.STATES.frame(rows), bubbles, labels, resident.total, table)
+    return DeviceStates(me, in_numbers(schema.STATES.frame(rows)), bubbles, labels, resident.total, table)
 
 
 def _doubt(*parts: pl.DataFrame) -> Intervals:

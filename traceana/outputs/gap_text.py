@@ -35,7 +35,7 @@ def render_gap(model: Model, document: Mapping[str, object], which: str) -> str:
         )
     fraction = found[2] or ""
     at = int(found[1] + fraction) * _UNITS[found[3]] // 10 ** len(fraction) + model.trace.window.start_ns
-    rows = model.blame.attribution.filter((pl.col("ts_ns") <= at) & (pl.col("end_ns") > at) & (pl.col("gap") >= 0))
+    rows = model.blame.compact.filter((pl.col("ts_ns") <= at) & (pl.col("end_ns") > at) & (pl.col("gap") >= 0))
     if rows.height == 0:
         raise OutputError(
             "no stage is idle then", where=f"--gap {which}", hint="times count from the start of the window"
@@ -47,7 +47,7 @@ def render_gap(model: Model, document: Mapping[str, object], which: str) -> str:
 
 def _text(model: Model, rank: int, gap: int) -> str:
     chain = describe_chain(model, rank, gap)
-    rows = model.blame.attribution.filter((pl.col("rank") == rank) & (pl.col("gap") == gap))
+    rows = model.blame.compact.filter((pl.col("rank") == rank) & (pl.col("gap") == gap))
     start, end = rows.select(pl.col("ts_ns").min().alias("a"), pl.col("end_ns").max().alias("b")).row(0)
     total = sum(int(str(link["ns"])) for link in chain)
     visit = rows.get_column("visit")[0]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
+from traceana.categories import in_numbers, matching
 from traceana.intervals import IntArray
 from traceana.matching.spans import main_thread
 from traceana.matching.visits import visit_of
@@ -106,7 +107,7 @@ def measure_kernels(model: Model, rank: int, visits: IntArray) -> Kernels:
         table.device.select("ts_ns", "end_ns", "name", "correlation", "collective")
         .with_columns(
             *launch.select("call_ts_ns", "call_end_ns", "call_tid").get_columns(),
-            launch.get_column("call_name").cast(pl.String).str.contains("GraphLaunch").fill_null(False).alias("graph"),
+            matching(launch.get_column("call_name"), "GraphLaunch").fill_null(False).alias("graph"),
             pl.Series("row", _row_of(visits, issued)),
             pl.Series("at", issued),
             pl.Series("inside", member >= 0),
@@ -138,7 +139,8 @@ def measure_kernels(model: Model, rank: int, visits: IntArray) -> Kernels:
     layers = _layers(in_forward)
     before, after = _around(forward, in_forward, layers, count)
     gpu, busy = _covered(spans, size), _covered(body, size)
-    return Kernels(gpu, busy, nodes, count, before, after, by_name, layers, _starts(model, rank, own, visits, gpu))
+    names = in_numbers(by_name)
+    return Kernels(gpu, busy, nodes, count, before, after, names, layers, _starts(model, rank, own, visits, gpu))
 
 
 def _starts(model: Model, rank: int, own: pl.DataFrame, visits: IntArray, gpu: IntArray) -> Starts:

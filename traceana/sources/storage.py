@@ -66,6 +66,10 @@ class Remote:
         """Whether the URL itself is a file."""
         return bool(self._failing(self.fs.isfile, str(self.root)))
 
+    def size(self, name: str) -> int:
+        """The size of a file."""
+        return int(self._failing(self.fs.size, self._at(name)) or 0)
+
     def read(self, name: str, most: int | None = None) -> bytes:
         """The bytes of a file, or its first `most`."""
         data: bytes = self._failing(self.fs.cat_file, self._at(name), start=0 if most else None, end=most)

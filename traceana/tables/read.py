@@ -46,6 +46,8 @@ Progress = Callable[[str, int, int], None]
 
 _M_MMAP_THRESHOLD = -3  # of mallopt
 _COLUMN_BYTES = 1 << 20
+_MOST_THREADS = 16
+_UNPACKED = 10  # times as long as its gz is a trace, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +101,10 @@ def read_capture(
         kept = Kept()
         if not cache:
             weakref.finalize(kept, store.remove)  # when nobody holds a table that lies there
+        memory = memory or Memory()
         here = executor is None or isinstance(executor, ThreadPoolExecutor)
-        reading = partial(
-            read_rank, store=store, limits=limits, cache=cache, memory=(memory or Memory()) if here else None
-        )
-        reads = _read_all([(path, urls.get(path)) for path in listing.traces], reading, progress, executor)
+        reading = partial(read_rank, store=store, limits=limits, cache=cache, memory=memory if here else None)
+        reads = _read_all([(path, urls.get(path)) for path in listing.traces], reading, progress, executor, memory)
         hand_back()
         if any(read.tables is None and read.key is not None for read in reads):
             _return_at_once()
@@ -157,10 +158,19 @@ def _read_all(
     reading: Callable[..., RankRead],
     progress: Progress | None,
     executor: Executor | None,
+    memory: Memory,
 ) -> list[RankRead]:
+    count = min(os.cpu_count() or 1, _MOST_THREADS)
     if executor is not None:
+        from concurrent.futures import ProcessPoolExecutor
+
         try:
-            return _collect([executor.submit(reading, path, url) for path, url in sources], progress)
+            if not isinstance(executor, ProcessPoolExecutor):
+                return _collect([executor.submit(reading, path, url) for path, url in sources], progress)
+            # Its workers do not know of each other, and share the memory of this machine.
+            with ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="rank") as pool:
+                in_turn = partial(_in_turn, memory, executor, reading)
+                return _collect([pool.submit(in_turn, path, url) for path, url in sources], progress)
         except TraceanaError:
             raise
         except Exception as error:  # the engine's own: read_rank raises nothing
@@ -168,13 +178,28 @@ def _read_all(
                 f"the engine lost the work on a rank ({type(error).__name__}: {error!s:.120})",
                 hint="see the logs of its workers; run again, or without --engine",
             ) from error
-    count = min(os.cpu_count() or 1, 16)
     few = len(sources) < count  # too few files for all cores: their chunks are spread instead
     with (
         ThreadPoolExecutor(max_workers=count, thread_name_prefix="chunk") as chunks,
         ThreadPoolExecutor(max_workers=count, thread_name_prefix="rank") as pool,
     ):
         return _collect([pool.submit(reading, path, url, chunks=chunks, spread=few) for path, url in sources], progress)
+
+
+def _in_turn(
+    memory: Memory, executor: Executor, reading: Callable[..., RankRead], path: Path, url: str | None
+) -> RankRead:
+    """Has `executor` read a trace once `memory` has room for its text."""
+    try:
+        if url is None:
+            size = text_bytes(path)
+        else:
+            parent, _, name = url.rpartition("/")
+            size = Remote.at(parent).size(name) * (_UNPACKED if name.endswith(".gz") else 1)
+    except (OSError, TraceanaError):
+        size = 0  # reading it says what is wrong
+    with memory.reading(size):
+        return executor.submit(reading, path, url).result()
 
 
 def _collect(futures: Sequence[Future[RankRead]], progress: Progress | None) -> list[RankRead]:

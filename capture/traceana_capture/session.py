@@ -311,7 +311,7 @@ class Session:
             self.manifest.problem(
                 "measured_under_nsys",
                 "info",
-                "nsys was around the server all the time, which costs 8 to 10 % also while it does not record: take "
+                "nsys was around the server all the time, which costs up to 11 % also while it does not record: take "
                 "throughput from a server without it",
             )
             exported = self._nsys.export()

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from traceana.matching.marks import visit_offsets
-from traceana.matching.visits import find_visits
+from traceana.matching.visits import find_visits, number_slots, slots_by_marks
 from traceana.tables.read import read_capture
 
 
@@ -66,3 +66,21 @@ def test_slots_are_what_the_hook_says_and_counted_on_where_no_batch_ran(tmp_path
         (None, None, None),
         ("extend", 4, 99),
     ]
+
+
+def turns(slots: int, first: int, visits: int, filled: range, *, idle: range = range(0)) -> pl.DataFrame:
+    """Visits 0.. of a loop that begins at slot `first`; those of `filled` slots are marked, but for the laps `idle`."""
+    at = [first + v for v in range(visits)]
+    slot = [a % slots if a % slots in filled and a // slots not in idle else None for a in at]
+    return pl.DataFrame({"visit": range(visits), "slot": slot}, schema={"visit": pl.Int64, "slot": pl.Int32})
+
+
+def test_the_number_of_slots_is_told_by_the_marks_that_come_again() -> None:
+    """As on two H200 at async depth 6: 5 of 8 slots hold requests, and only those are marked."""
+    first, second = turns(8, 5, 30, range(2, 7)), turns(8, 5, 29, range(2, 7), idle=range(2, 3))
+    assert slots_by_marks([first, second]) == 8
+    assert number_slots(first, 8).get_column("slot").to_list() == [(5 + v) % 8 for v in range(30)]
+    assert slots_by_marks([turns(8, 2, 5, range(2, 7))]) is None  # less than one turn
+    assert slots_by_marks([turns(8, 0, 30, range(0))]) is None  # nothing is marked
+    assert slots_by_marks([pl.DataFrame({"visit": [0, 1, 2], "slot": [3, 3, 4]})]) is None  # not in turn
+    assert number_slots(first, None).get_column("slot").null_count() == 30

@@ -13,7 +13,7 @@ from traceana.matching.launches import launches
 from traceana.matching.marks import visit_offsets
 from traceana.matching.p2p import p2p_endpoints, pair_p2p
 from traceana.matching.topology import Topology, find_topology
-from traceana.matching.visits import find_visits, mark_numbers
+from traceana.matching.visits import find_visits, mark_numbers, number_slots, slots_by_marks
 from traceana.sources.losses import loss, losses_frame
 from traceana.tables import CaptureTables
 
@@ -75,11 +75,13 @@ def match(
         [r.info for r in capture.ranks], edges,
         pp_size=_facts_int(capture, "pp_size"), tp_size=_facts_int(capture, "tp_size"),
     )  # fmt: skip
-    if slots is None and topology.is_pipeline and _depth_is_zero(visits, capture):
-        # At async depth 0 the loop has one slot a stage; with a depth the trace alone does not tell how many.
-        slots = topology.pp_size
-        turn = (pl.col("visit") % slots).cast(pl.Int32)
-        visits = {r: v.with_columns(pl.coalesce("slot", turn).alias("slot")) for r, v in visits.items()}
+    if slots is None and topology.is_pipeline:
+        slots = slots_by_marks(visits.values())
+        if slots is None and _depth_is_zero(visits, capture):
+            # At async depth 0 the loop has one slot a stage; with a depth the trace alone does not tell how many.
+            slots = topology.pp_size
+        # Marks of less than one turn name some slots, and not how many there are: that is no numbering.
+        visits = {r: number_slots(v, slots) for r, v in visits.items()}
     complete = [v.filter(pl.col("complete")).get_column("visit") for v in visits.values() if v.height]
     spans = [(int(c[0]), int(c[-1])) for c in complete if c.len()]
     visit_range = (max(a for a, _ in spans), min(b for _, b in spans)) if spans else None

@@ -8,7 +8,8 @@ so the first one has no such span and is incomplete.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import polars as pl
@@ -19,7 +20,7 @@ from traceana.matching.marks import slot_marks
 from traceana.matching.spans import ANCHORS, main_thread, span_set
 from traceana.tables import RankTables
 
-__all__ = ["find_visits", "mark_numbers", "visit_of"]
+__all__ = ["find_visits", "mark_numbers", "number_slots", "slots_by_marks", "visit_of"]
 
 _RUNS = ("run_batch", "scheduler.run_batch")
 _STEP = r"^step\[(?P<mode>[A-Z_]+)(?: bs=(?P<batch>[0-9]+))?(?: toks=(?P<tokens>[0-9]+))?"
@@ -94,7 +95,7 @@ def find_visits(rank: RankTables, *, slots: int | None = None) -> pl.DataFrame:
             .alias("tokens"),
             pl.lit(rank.info.rank).alias("rank"),
         )
-        .with_columns(_slot(slots))
+        .with_columns(_slot(slots, "marked_slot"))
     )
     if finished.height:  # a run_batch cut by the profiler's stop has no known end
         cut = finished.get_column("ts_ns")
@@ -111,15 +112,36 @@ def _visits_at(start: np.ndarray, rows: pl.DataFrame) -> pl.Series:
     return pl.Series("visit", np.searchsorted(start, rows.get_column("ts_ns").to_numpy(), side="right") - 1)
 
 
-def _slot(slots: int | None) -> pl.Expr:
+def _slot(slots: int | None, marked: str) -> pl.Expr:
     """The slot of each visit: what the mark says, counted on to visits without one; without marks the ordinal's."""
     if not slots:
-        return pl.col("marked_slot").cast(pl.Int32).alias("slot")
-    turn = ((pl.col("marked_slot").cast(pl.Int64) - pl.col("visit")) % slots).drop_nulls()
+        return pl.col(marked).cast(pl.Int32).alias("slot")
+    turn = ((pl.col(marked).cast(pl.Int64) - pl.col("visit")) % slots).drop_nulls()
     one = turn.n_unique() == 1
     counted = pl.when(one).then((pl.col("visit") + turn.first()) % slots)
     plain = pl.when(turn.len() == 0).then(pl.col("visit") % slots)
-    return pl.coalesce("marked_slot", counted, plain).cast(pl.Int32).alias("slot")
+    return pl.coalesce(marked, counted, plain).cast(pl.Int32).alias("slot")
+
+
+def number_slots(visits: pl.DataFrame, slots: int | None) -> pl.DataFrame:
+    """VISITS of one rank with a slot for every visit, once the number of slots is known, and for none where it is not."""
+    if slots is None:
+        return visits.with_columns(pl.lit(None, dtype=pl.Int32).alias("slot"))
+    return visits.with_columns(_slot(slots, "slot"))
+
+
+def slots_by_marks(visits: Iterable[pl.DataFrame]) -> int | None:
+    """The number of slots of the loop, from the VISITS of all ranks whose slots the hook has marked. The loop visits them
+    in turn, so from one time to the next that a slot holds a batch there are as many visits as slots, or a multiple.
+    None where no slot came twice, or the marks do not follow such a turn."""
+    turns, highest = [0], 0
+    for frame in visits:
+        marked = frame.select("visit", "slot").drop_nulls()
+        if marked.height:
+            turns += (marked.get_column("visit") - marked.get_column("slot")).diff().drop_nulls().unique().to_list()
+            highest = max(highest, int(marked.get_column("slot").to_numpy().max()))
+    slots = math.gcd(*turns)
+    return slots if slots > highest else None
 
 
 def mark_numbers(rank: RankTables, visits: pl.DataFrame) -> pl.DataFrame:

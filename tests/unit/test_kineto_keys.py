@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from traceana.sources import kineto_fast
 from traceana.sources.kineto_events import NULL, Events
 from traceana.sources.kineto_fast import parse_plain
 from traceana.sources.kineto_index import NotPlain
@@ -22,14 +23,19 @@ PAD = b" " * SLACK
 MARK = kf.kernel("the event after the stretch", 0, 0, 1)
 
 
-def both(events: Sequence[kf.Event], layout: str) -> tuple[Events, Events]:
-    """`events`, followed by one more, by either path."""
+def stretch(events: Sequence[kf.Event], layout: str) -> tuple[bytes, int, int]:
+    """`events`, followed by one more, and where they start and stop."""
     data = kf.text([*events, MARK], kf.header(), layout).encode()
     start = data.index(b"{", data.index(b'"traceEvents"'))
     stop = data.rindex(b"}", start, data.rindex(b"{", start, data.index(b'"the event after'))) + 1
     buffer = PAD + data[start:] + PAD
-    stop += SLACK - start
-    return parse_keys(buffer, SLACK, stop), parse_plain(buffer, SLACK, stop)
+    return buffer, SLACK, stop + SLACK - start
+
+
+def both(events: Sequence[kf.Event], layout: str) -> tuple[Events, Events]:
+    """`events` by either path."""
+    where = stretch(events, layout)
+    return parse_keys(*where), parse_plain(*where)
 
 
 def same(one: Events, two: Events) -> None:
@@ -60,6 +66,47 @@ def test_every_layout_of_a_writer_is_taken(layout: str) -> None:
     same(found, expected)
     assert found.size == 90
     assert found.unused == {"phase s": 30, "category python_function": 30}
+
+
+def message(n: int, **args: object) -> kf.Event:
+    said = {
+        "External id": n,
+        "Collective name": "send",
+        "dtype": "Byte",
+        "In msg nelems": n,
+        "Process Group Name": "7",
+    }
+    return {**kf.span("cpu_op", "record_param_comms", 100 * n, 3), "args": {**said, **args}}
+
+
+@pytest.mark.parametrize("layout", kf.LAYOUTS)
+def test_messages_are_read_by_their_columns(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [message(n, **{"Dst Rank": n % 3, "Ratio": kf.Number("1.50"), "Seq": str(n)}) for n in range(40)]
+    where = stretch(events, layout)
+    expected = parse_plain(*where)
+
+    def never(*_: object, **__: object) -> tuple[int, bool]:
+        raise AssertionError
+
+    monkeypatch.setattr(kineto_fast, "parse_tolerant", never)
+    found = parse_keys(*where)
+    same(found, expected)
+    assert found.talks.select("row", "dst_rank", "in_elements", "seq").rows() == [(n, n % 3, n, n) for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"Collective name": None}, {"Collective name": 7}, {"Src Rank": 1 << 70}, {"Src Rank": kf.Number("1e3")},
+        {"dtype": kf.Number("NaN")}, {"dtype": kf.Number("Naughty")}, {"dtype": kf.Number("1, \"dtype\": 2")},
+        {"dtype": kf.Number("\"a\\u0062\"")}, {"dtype": {"Seq": 3}}, {"dtype": ["Seq", {"dtype": 2}]},
+        {"dtype": kf.Number("3}, \"args\": {\"dtype\": 4")}, {"dtype": kf.Number("3}, \"more\": {\"x\": 4")},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("layout", kf.LAYOUTS)
+def test_odd_messages_are_what_the_tolerant_path_makes_of_them(layout: str, odd: dict[str, object]) -> None:
+    events = [message(n, **(odd if n == 23 else {"Src Rank": n})) for n in range(40)]
+    same(*both(events, layout))
 
 
 def test_a_stretch_of_events_that_no_table_needs_gives_none() -> None:

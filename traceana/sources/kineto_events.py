@@ -26,6 +26,7 @@ __all__ = [
     "MAX_TIME",
     "MEMCPY",
     "MEMSET",
+    "NO_TALKS",
     "NULL",
     "OP",
     "OVERHEAD",
@@ -159,6 +160,9 @@ def talk_frame(talks: Sequence[tuple[int, Mapping[str, object]]]) -> pl.DataFram
         kind = int if dtype == pl.Int64() else str
         columns.append(pl.Series(name, [_typed(args.get(key), kind) for _, args in talks], dtype=dtype))
     return pl.DataFrame(columns)
+
+
+NO_TALKS: pl.DataFrame = talk_frame([])
 
 
 def possible_talks(talks: pl.DataFrame) -> pl.DataFrame:

@@ -245,5 +245,7 @@ def with_odd(plain: Events, at: Positions, buffer: bytes, starts: Positions, sto
     place[order] = np.arange(order.size)
     both.columns = {name: values[order] for name, values in both.columns.items()}
     both.names = both.names[order]
-    both.talks = both.talks.with_columns(row=pl.Series(place[both.talks.get_column("row").to_numpy()]))
+    if both.talks.height:
+        row = pl.Series(place[both.talks.get_column("row").to_numpy()])
+        both.talks = both.talks.with_columns(row=row).sort("row")
     return both

@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceana.sources.kineto_events import MAX_DURATION, MAX_TIME, NULL, Events
+from traceana.sources.kineto_events import MAX_DURATION, MAX_TIME, NO_TALKS, NULL, Events, talk_frame
 from traceana.sources.kineto_fast import FALSE, METADATA, SPAN, TRUE, kinds_at, with_odd
 from traceana.sources.kineto_index import Literal, NotPlain
 from traceana.sources.kineto_shapes import HEAD, INT_COLUMNS, shapes
+from traceana.sources.kineto_tolerant import PLAIN_DECODER
 from traceana.sources.kineto_words import (
     SLACK,
     Bools,
@@ -45,6 +46,7 @@ _BETWEEN = re.compile(rb"\}(\s*)(\}\s*,\s*\{\s*)\Z")
 _LONGEST = 256  # what may stand between two events
 _START = re.compile(rb'\{\s*"')
 _STRING_END = re.compile(rb'",\s*\Z')
+_WHITE = " \t\r\n"
 _ODD = 0.05  # the share of events of a stretch that may be out of the ordinary
 
 
@@ -114,7 +116,7 @@ def parse_keys(buffer: bytes, start: int, stop: int, offset: int = 0) -> Events:
     _check_odd(odd)
     unused = _unused(s, buffer, phase, others, odd)
     rows, kind = spans[used], kind[used]
-    rows, columns = _read_integers(s, buffer, rows, {"kind": kind.astype(np.uint8)}, odd)
+    rows, columns, messages = _read_integers(s, buffer, rows, {"kind": kind.astype(np.uint8)}, odd)
     first = s.first[rows]
 
     name_from, name_to = s.values(first + _NAME) + 1, _string_ends(s, buffer, first + _PID, "pid")
@@ -124,12 +126,15 @@ def parse_keys(buffer: bytes, start: int, stop: int, offset: int = 0) -> Events:
     good &= s.opened[rows] == braces + 1 + s.inner[rows]
     _read_times(s, first, columns, good)
     good &= ~odd[rows]
+    talks = _read_messages(s, buffer, rows, messages, good)
     if not good.all():
         odd[rows[~good]] = True
         _check_odd(odd)
         rows, names = rows[good], names.filter(good)
         columns = {name: values[good] for name, values in columns.items()}
-    events = Events(columns, names, unused=unused)
+        place = np.cumsum(good) - 1
+        talks = [(int(place[row]), args) for row, args in talks]
+    events = Events(columns, names, talk_frame(talks) if talks else NO_TALKS, unused=unused)
     left = np.flatnonzero(odd)
     return (
         with_odd(events, s.start[rows] + offset, buffer, s.start[left], s.stop[left], offset) if left.size else events
@@ -252,17 +257,20 @@ def _read_times(s: _Stretch, first: Positions, columns: dict[str, npt.NDArray[An
 
 def _read_integers(
     s: _Stretch, buffer: bytes, rows: Positions, columns: dict[str, npt.NDArray[Any]], odd: Bools
-) -> tuple[Positions, dict[str, npt.NDArray[Any]]]:
+) -> tuple[Positions, dict[str, npt.NDArray[Any]], Bools]:
     """Those of `rows` that are laid out as they should be, and their `columns`, to which are added process, thread, the
-    arguments that are integers (NULL where an event lacks one), and whether it was finished. The others are odd."""
+    arguments that are integers (NULL where an event lacks one), and whether it was finished; and which of them may
+    carry a message. The others are odd."""
     n, first = rows.size, s.first[rows]
     good, finished = np.zeros(n, dtype=np.bool_), np.ones(n, dtype=np.bool_)
+    messages = np.zeros(n, dtype=np.bool_)
     grid = np.full(len(INT_COLUMNS) * n, NULL, dtype=np.int64)
     keys, cells = [first[:0]], [first[:0]]
     for shape, members in shapes(buffer, s.words, s.key, first, s.first[rows + 1] - first):
         if not shape.plain:
             continue
         good[members] = s.inner[rows[members]] == shape.args
+        messages[members] = shape.message
         begin = first[members]
         if shape.args:
             good[members] &= s.text[s.values(begin + _ARGS)] == _OPEN
@@ -287,7 +295,30 @@ def _read_integers(
         odd[rows[~good]] = True
         _check_odd(odd)
         rows, columns = rows[good], {name: values[good] for name, values in columns.items()}
-    return rows, columns
+        messages = messages[good]
+    return rows, columns, messages
+
+
+def _read_messages(
+    s: _Stretch, buffer: bytes, rows: Positions, messages: Bools, good: Bools
+) -> list[tuple[int, dict[str, Any]]]:
+    """The place in `rows` and the arguments of those of `messages` that do carry one. Clears `good` where arguments are
+    not one sound object up to the event's end."""
+    found: list[tuple[int, dict[str, Any]]] = []
+    places = np.flatnonzero(messages & good)
+    starts = s.values(s.first[rows[places]] + _ARGS).tolist()
+    for place, start, stop in zip(places.tolist(), starts, s.stop[rows[places]].tolist(), strict=True):
+        text = buffer[start:stop].decode()
+        try:
+            args, end = PLAIN_DECODER.raw_decode(text)
+        except (ValueError, RecursionError):
+            good[place] = False
+            continue
+        if text[end:].strip(_WHITE) != "}":
+            good[place] = False
+        elif args.get("Collective name") is not None:
+            found.append((place, args))
+    return found
 
 
 def _said(s: _Stretch, spans: Positions, which: slice) -> Bools:

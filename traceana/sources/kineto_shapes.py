@@ -34,7 +34,8 @@ _WORD = 8
 class Shape:
     """The keys of an event. `tails` and `masks`: what the eight bytes that its closing quote ends hold of each, which is
     all of it, but for long ones. `plain` is whether tables can be filled from such events column by column: the head is
-    Kineto's, no key that they need stands twice, and it is no message, of which more is kept.
+    Kineto's, and no key that they need stands twice. `message` is whether it is one that carries a message, of which more
+    is kept.
 
     `wanted` are (place in INT_COLUMNS, place in the event) of the integers that tables need. `long` are the keys that
     they need of more than eight bytes, and at most sixteen: the place, how far before the closing quote the key starts,
@@ -44,6 +45,7 @@ class Shape:
     tails: Words
     masks: Words
     plain: bool
+    message: bool
     wanted: tuple[tuple[int, int], ...]
     long: tuple[tuple[int, int, np.uint64], ...]
     finished: int
@@ -55,7 +57,7 @@ class Shape:
         inner = keys[len(_HEAD) + 1 :]
         places = {_WANTED[key]: place for place, key in enumerate(keys) if key in _WANTED}
         plain = keys[: len(_HEAD)] == _HEAD and keys[len(_HEAD) : len(_HEAD) + 1] in ((), (b'"args"',))
-        plain &= len(places) == sum(key in _WANTED for key in keys) and "Collective name" not in places
+        plain &= len(places) == sum(key in _WANTED for key in keys)
         # Only the end of a long key is compared: one that ends as a needed one does could stand for it.
         ends = {key[-_WORD:] for key in _WANTED}
         plain &= not any(key[-_WORD:] in ends and key not in _WANTED for key in inner)
@@ -65,6 +67,7 @@ class Shape:
             ),
             masks=np.array([(1 << 64) - (1 << 8 * max(_WORD - len(key), 0)) for key in keys], dtype=np.uint64),
             plain=plain,
+            message="Collective name" in places,
             wanted=((0, 3), (1, 4), *((_COLUMN[key], place) for key, place in places.items() if key in INTS)),
             long=tuple(
                 (place, len(keys[place]) - 1, np.uint64(int.from_bytes(keys[place][:_WORD], "little")))

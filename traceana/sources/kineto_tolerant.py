@@ -24,13 +24,14 @@ from traceana.sources.kineto_events import (
     KIND_OF,
     MAX_DURATION,
     MAX_TIME,
+    NO_TALKS,
     NULL,
     Events,
     Lost,
     talk_frame,
 )
 
-__all__ = ["MAX_EVENT", "EventReader", "parse_tolerant"]
+__all__ = ["MAX_EVENT", "PLAIN_DECODER", "EventReader", "parse_tolerant"]
 
 MAX_EVENT = 16 << 20
 """Bytes that one event may take; above that it is dropped (no event of a profiler is a thousandth of it)."""
@@ -77,9 +78,7 @@ class EventReader:
         self._names: list[str] = []
         self._talks: list[tuple[int, Mapping[str, object]]] = []
         self._duplicates = _Duplicates()
-        self.decoder = json.JSONDecoder(
-            object_pairs_hook=self._duplicates, parse_float=_decimal, parse_constant=lambda _: None, strict=False
-        )
+        self.decoder = json.JSONDecoder(object_pairs_hook=self._duplicates, **_VALUES)
 
     def take(self, events: Events, start: int) -> None:
         """Takes what the fast path read from one event that starts at byte `start`."""
@@ -173,7 +172,9 @@ class EventReader:
         """Everything taken so far."""
         columns = {name: np.array(self._columns[name], dtype=dtype) for name, dtype in COLUMNS.items()}
         names = pl.Series("name", self._names, dtype=pl.String()).cast(pl.Categorical())
-        return Events(columns, names, talk_frame(self._talks), self.metadata, self.unused, self.lost)
+        return Events(
+            columns, names, talk_frame(self._talks) if self._talks else NO_TALKS, self.metadata, self.unused, self.lost
+        )
 
     def decode_at(self, text: str, here: int) -> tuple[object, int]:
         """The value that starts at `here` and where it ends. Raises ValueError or RecursionError."""
@@ -300,6 +301,20 @@ def _decimal(text: str) -> Decimal | None:
         return Decimal(text)
     except InvalidOperation:
         return None
+
+
+_VALUES: Mapping[str, Any] = {"parse_float": _decimal, "parse_constant": lambda _: None, "strict": False}
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Object:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice")
+    return found
+
+
+PLAIN_DECODER = json.JSONDecoder(object_pairs_hook=_once, **_VALUES)
+"""Gives the values that `EventReader` takes, of objects in which no key stands twice; raises ValueError for others."""
 
 
 def _number(value: object) -> Decimal | None:

@@ -3,12 +3,13 @@ in less memory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["distinct", "groups_of", "narrow", "numbered"]
+__all__ = ["distinct", "groups_of", "mapped", "narrow", "numbered"]
 
 IntArray = NDArray[np.int64]
 
@@ -38,6 +39,12 @@ def numbered(values: IntArray) -> tuple[IntArray, IntArray]:
     place = np.empty(values.size, dtype=np.int64)
     place[order] = np.cumsum(new) - 1
     return ordered[new], place
+
+
+def mapped(values: IntArray, function: Callable[[int], int]) -> IntArray:
+    """`function` of each of `values`, asked once for each different one."""
+    different, place = numbered(values)
+    return np.array([function(value) for value in different.tolist()], dtype=np.int64)[place]
 
 
 def groups_of(*columns: IntArray) -> IntArray:

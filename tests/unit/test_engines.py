@@ -23,6 +23,7 @@ from traceana.cli import run
 from traceana.demo_capture import demo_folder
 from traceana.engine import open_engine
 from traceana.errors import EngineError, SourceError
+from traceana.model import blame
 from traceana.outputs.jsonfile import to_json
 from traceana.pipeline import Options, analyse, check
 from traceana.sources.kineto import read_kineto
@@ -120,6 +121,15 @@ def test_neither_threads_nor_chunks_change_the_report(
     with ThreadPoolExecutor(threads) as pool:
         monkeypatch.setattr("traceana.pipeline.open_engine", lambda _: nullcontext(pool))
         assert to_json(analyse(pipeline, Options(cache=False)).document) == report
+
+
+@pytest.mark.parametrize("most", [1, 100])
+def test_neither_chains_nor_pieces_at_a_time_change_the_report(
+    most: int, pipeline: Path, report: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blame, "_CHAINS_AT_A_TIME", 700 * most)
+    monkeypatch.setattr(blame, "_PIECES_AT_A_TIME", 500 * most)
+    assert to_json(analyse(pipeline, Options(cache=False)).document) == report
 
 
 def test_processes_give_the_same_report(pipeline: Path, report: str, cache: Path) -> None:

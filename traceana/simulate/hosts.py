@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traceana.arrays import mapped
 from traceana.intervals import IntArray
 from traceana.simulate.growth import PPM
 from traceana.simulate.parts import COLUMNS, Parts
@@ -136,7 +137,7 @@ def unprofiled(parts: Parts, stage: int, speed: HostSpeed, nodes: IntArray) -> I
     speeds[_LAUNCH] = own if speed.launch is None else speed.launch
     host = (part.host - fixed) * speeds // PPM + fixed
     graphed = part.graphed & (nodes > 0)
-    table = np.array([graph_launch_ns(int(n)) for n in nodes], dtype=np.int64)
+    table = mapped(nodes, graph_launch_ns)
     measured = part.host[:, _LAUNCH]
     host[:, _LAUNCH] = np.where(graphed, np.minimum(table, measured) if speed.table else measured, host[:, _LAUNCH])
     return host

@@ -150,6 +150,7 @@ def simulate(loop: Loop, visits: int) -> Run:
 
 
 def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[int], ends: list[int]) -> _Program:
+    # Played millions of times: the later of two is told without a call of max.
     pp, depth, slots = len(loop.steps), loop.depth, loop.slots
     mine, before = wires[s], wires[s - 1]
     out, into = loop.hops[s], loop.hops[s - 1]
@@ -181,26 +182,31 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
             before.requests_asked.append(host)
             if len(before.requests) <= v:
                 yield before.requests, v
-            host = max(host, before.requests[v]) + into.requests + p.ingest
+            came = before.requests[v]
+            host = (came if came > host else host) + into.requests + p.ingest
         if not last:
             if v:
                 if len(mine.requests_asked) < v:
                     yield mine.requests_asked, v - 1
-                host = max(host, mine.requests_asked[v - 1])
+                asked = mine.requests_asked[v - 1]
+                host = asked if asked > host else host
             host += p.commit_requests + p.send_requests
             mine.requests.append(host)
         host += p.schedule
         if p.side_before:
-            schedule = max(schedule, host) + p.side_before
+            schedule = (host if host > schedule else schedule) + p.side_before
         if batch and not first:
             host += p.await_proxy
             before.proxy_asked.append(host)
             if len(before.proxy) <= taken:
                 yield before.proxy, taken
-            host = max(host, before.proxy[taken]) + into.proxy + p.receive_proxy
-            begin = max(schedule, nccl_previous, host)
+            came = before.proxy[taken]
+            host = (came if came > host else host) + into.proxy + p.receive_proxy
+            begin = nccl_previous if nccl_previous > schedule else schedule
+            begin = host if host > begin else begin
             before.proxy_taken.append(begin)
-            schedule = nccl_previous = max(begin, before.proxy_sent[taken]) + into.recv_proxy
+            sent = before.proxy_sent[taken]
+            schedule = nccl_previous = (sent if sent > begin else begin) + into.recv_proxy
             if one:
                 nccl_next = nccl_previous
             taken += 1
@@ -209,11 +215,13 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
                 source = v - depth
                 if (source >= 0 and filled[source]) if last else passing:
                     if last:
-                        schedule = max(schedule, ends[launched[source]])
+                        done = ends[launched[source]]
+                        schedule = done if done > schedule else schedule
                     host += p.commit_output + p.send_output
                     mine.output.append(host)
                     host += p.post_output
-                    begin = max(schedule, nccl_next, host)
+                    begin = nccl_next if nccl_next > schedule else schedule
+                    begin = host if host > begin else begin
                     mine.output_sent.append(begin)
                     nccl_next = output_end = begin + out.send_output
                     if one:
@@ -223,8 +231,9 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
                 if output_end >= 0:
                     if len(mine.output_asked) < outputs:
                         yield mine.output_asked, outputs - 1
-                    host = max(host, mine.output_asked[outputs - 1])
-                    schedule = max(schedule, output_end)
+                    asked = mine.output_asked[outputs - 1]
+                    host = asked if asked > host else host
+                    schedule = output_end if output_end > schedule else schedule
                     output_end = -1
                 passing = waiting_output  # what came in by the visit before has to be passed on
             elif half == _RECEIVE:
@@ -235,32 +244,36 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
                     before.output_asked.append(host)
                     if len(before.output) <= received:
                         yield before.output, received
-                    host = max(host, before.output[received]) + into.output + p.receive_result
-                    begin = max(schedule, nccl_previous, host)
-                    schedule = nccl_previous = max(begin, before.output_sent[received]) + into.recv_output
+                    came = before.output[received]
+                    host = (came if came > host else host) + into.output + p.receive_result
+                    begin = nccl_previous if nccl_previous > schedule else schedule
+                    begin = host if host > begin else begin
+                    sent = before.output_sent[received]
+                    schedule = nccl_previous = (sent if sent > begin else begin) + into.recv_output
                     if one:
                         nccl_next = nccl_previous
                     received += 1
                     if not late:
-                        copied = max(copied, schedule) + into.copy
+                        copied = (schedule if schedule > copied else copied) + into.copy
             elif half == _COPY:
                 if waiting_output and late:
-                    copied = max(copied, schedule) + into.copy
+                    copied = (schedule if schedule > copied else copied) + into.copy
             else:
                 host += p.commit_proxy
                 if proxy_end >= 0:
                     if len(mine.proxy_asked) < proxies:
                         yield mine.proxy_asked, proxies - 1
-                    host = max(host, mine.proxy_asked[proxies - 1])
+                    asked = mine.proxy_asked[proxies - 1]
+                    host = asked if asked > host else host
                     if not out.eager:
                         if len(mine.proxy_taken) < proxies:
                             yield mine.proxy_taken, proxies - 1
                         proxy_end = max(proxy_end, mine.proxy_taken[proxies - 1] + out.send_proxy)
                         nccl_next = max(nccl_next, proxy_end)
-                    schedule = max(schedule, proxy_end)
+                    schedule = proxy_end if proxy_end > schedule else schedule
                     proxy_end = -1
                 if batch:
-                    ready = max(forward, schedule)
+                    ready = schedule if schedule > forward else forward
                     if p.head:
                         ready = max(ready, host + p.prepare * p.head_at // 1_000_000) + p.head
                     host += p.prepare
@@ -278,15 +291,17 @@ def _stage(loop: Loop, s: int, visits: int, wires: list[_Wires], starts: list[in
                     ends.append(forward)
                     host += p.after_launch
         if waiting_output:
-            host = max(host + p.before_sync, copied) + p.wake + p.process
+            host += p.before_sync
+            host = (copied if copied > host else host) + p.wake + p.process
         if p.side_after:
-            schedule = max(schedule, host) + p.side_after
+            schedule = (host if host > schedule else schedule) + p.side_after
         if batch and not last:
-            schedule = max(schedule, forward)
+            schedule = forward if forward > schedule else schedule
             host += p.send_proxy
             mine.proxy.append(host)
             host += p.post_proxy
-            begin = max(schedule, nccl_next, host)
+            begin = nccl_next if nccl_next > schedule else schedule
+            begin = host if host > begin else begin
             mine.proxy_sent.append(begin)
             nccl_next = proxy_end = begin + out.send_proxy
             if one:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
+from itertools import repeat
 from typing import TypeAlias
 
 import numpy as np
 
+from traceana.arrays import mapped
 from traceana.intervals import IntArray
 from traceana.simulate.growth import CONSTANT, PPM, Experts, host_ppm, scaled_to_batch
 from traceana.simulate.hosts import HostSpeed, as_profiled, graph_launch_ns, unprofiled
@@ -202,7 +204,7 @@ class _Stage:
             host[:, _PREPARE] += self.work[rows, _PREPARE] * (host_ppm("prepare", batch, near) - PPM) // PPM
         if result:
             measured = self.parts.processed[rows]
-            changed = np.array([host_ppm("process", result, int(m)) - PPM for m in measured], dtype=np.int64)
+            changed = mapped(measured, partial(host_ppm, "process", result)) - PPM
             host[:, _PROCESS] += self.work[rows, _PROCESS] * changed // PPM
         return host
 
@@ -223,7 +225,7 @@ class _Stage:
             # The layers become one launch; what prepares the forward and what samples is launched as before.
             each = launch // np.maximum(left, 1)
             before, after = self.stage.kernels.before[rows], self.stage.kernels.after[rows]
-            together = np.array([graph_launch_ns(int(n)) for n in nodes], dtype=np.int64)
+            together = mapped(nodes, graph_launch_ns)
             host[:, _TAIL] += np.where(graphed, 0, each * after)
             launch = np.where(graphed, launch, np.minimum(each * before + together, launch))
             graphed = np.ones_like(graphed)
@@ -240,12 +242,11 @@ def _rows(
     host: IntArray, batch: IntArray, gpu: IntArray, graphed: np.ndarray, apart: Mapping[str, IntArray], head_at: int
 ) -> list[Step]:
     """Steps from rows of host pieces, whose columns are a step's first fields."""
-    columns = (batch, gpu, graphed, *(apart[place] for place in (EARLY, LATE, HEAD)))
-    rest = zip(*(c.tolist() for c in columns), strict=True)
-    return [
-        Step._make((*row, b, g, _LAST_KERNEL_NS, graph, early, late, head, head_at))
-        for row, (b, g, graph, early, late, head) in zip(host.tolist(), rest, strict=True)
-    ]
+    columns = [*host.T, batch, gpu, graphed, *(apart[place] for place in (EARLY, LATE, HEAD))]
+    values: list[Iterable[object]] = [column.tolist() for column in columns]
+    values.insert(Step._fields.index("last"), repeat(_LAST_KERNEL_NS, batch.size))
+    values.append(repeat(head_at, batch.size))
+    return list(map(Step._make, zip(*values, strict=True)))
 
 
 def _without(host: IntArray, known: IntArray, ns: int) -> IntArray:

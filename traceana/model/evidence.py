@@ -10,6 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from traceana.arrays import groups_of
+from traceana.categories import few_words
 from traceana.intervals import IntArray
 from traceana.model.chain import ACTIVITY, CAUSES, CONTROL, END, FORWARD, MESSAGE, REASONS, START, SYNC, THREAD, Links
 from traceana.model.model import Model
@@ -213,7 +214,7 @@ def describe_events(words: Words, stretches: pl.DataFrame) -> pl.DataFrame:
         bound[rows[there]] = place + sum(map(len, said))
         said.append(texts.alias("what"))
         told.append(np.where(bound < 0, linked(0), bound))
-    every = pl.concat(said).cast(pl.Categorical())
+    every = few_words(pl.concat(said))
     return stretches.with_columns(
         every.gather(_known(number, number >= 0)).alias(name)
         for name, number in zip(("first_event", "last_event"), told, strict=True)

@@ -9,12 +9,18 @@ import polars as pl
 from numpy.typing import NDArray
 
 from traceana.arrays import groups_of
+from traceana.categories import few_words
 
 __all__ = ["Interned", "Texts", "bytes_field", "int_field", "varint"]
 
 
+_SHORT = [bytes([n]) for n in range(1 << 7)]
+
+
 def varint(n: int) -> bytes:
     """`n` as a varint; negative numbers as their 64 bits."""
+    if 0 <= n < 1 << 14:  # nearly all of them
+        return _SHORT[n] if n < 1 << 7 else bytes((n & 0x7F | 0x80, n >> 7))
     n &= (1 << 64) - 1
     out = bytearray()
     while n > 0x7F:
@@ -46,7 +52,7 @@ class Texts:
     def of(cls, values: pl.Series) -> Texts:
         """Those of a Categorical or String column."""
         if values.dtype == pl.String():
-            values = values.cast(pl.Categorical())
+            values = few_words(values)
         nulls = values.null_count()
         if nulls == values.len():
             return cls([], np.full(values.len(), -1, np.int64))
@@ -81,7 +87,7 @@ class Interned:
     """Strings of one kind that packets refer to by id (from 1 on)."""
 
     def __init__(self, field: int) -> None:
-        self._field = field
+        self._tag = varint(field << 3 | 2)
         self._ids: dict[str, int] = {}
         self._fresh = bytearray()
 
@@ -90,7 +96,9 @@ class Interned:
         number = self._ids.get(text)
         if number is None:
             number = self._ids[text] = len(self._ids) + 1
-            self._fresh += bytes_field(self._field, int_field(1, number) + bytes_field(2, text))
+            raw = text.encode("utf-8", "replace")
+            entry = b"\x08" + varint(number) + b"\x12" + varint(len(raw)) + raw
+            self._fresh += self._tag + varint(len(entry)) + entry
         return number
 
     def column(self, values: pl.Series | Texts, change: Callable[[str], str | None] | None = None) -> pl.Series:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import polars as pl
 
+from traceana.arrays import numbered
 from traceana.tables.capture import RankInfo
 
 __all__ = [
@@ -48,16 +49,15 @@ def _id(kind: int, rank: pl.Expr, n: pl.Expr) -> pl.Expr:
 def link_launches(device: pl.DataFrame, calls: pl.DataFrame, rank: int) -> tuple[pl.Series, pl.Series]:
     """`flow:launch` of every device activity and every call of one rank. Of the activities that share a call (the
     kernels of a CUDA graph) the first one has the arrow. n is the row of the activity."""
-    known = pl.col("correlation").is_not_null()
-    first = device.select("correlation").with_row_index("activity").filter(known).unique("correlation", keep="first")
-    caller = calls.select("correlation").with_row_index("call").filter(known).unique("correlation", keep="first")
-    pairs = first.join(caller, on="correlation").select(
-        "activity", "call", _id(Flow.LAUNCH, pl.lit(rank), pl.col("activity")).alias("id")
-    )
-    return (
-        _at(device.height, pairs.get_column("activity"), pairs.get_column("id")).alias("flow:launch"),
-        _at(calls.height, pairs.get_column("call"), pairs.get_column("id")).alias("flow:launch"),
-    )
+    known = [np.flatnonzero(t.get_column("correlation").is_not_null().to_numpy()) for t in (device, calls)]
+    values = [t.get_column("correlation").drop_nulls().to_numpy() for t in (device, calls)]
+    different, place = numbered(np.concatenate(values))
+    first = np.full((2, len(different)), -1)
+    for side, (rows, where) in enumerate(zip(known, np.split(place, [len(known[0])]), strict=True)):
+        first[side, where[::-1]] = rows[::-1]
+    activity, call = first[:, (first >= 0).all(axis=0)]
+    ids = pl.select(_id(Flow.LAUNCH, pl.lit(rank), pl.lit(pl.Series(activity)))).to_series().alias("flow:launch")
+    return _at(device.height, pl.Series(activity), ids), _at(calls.height, pl.Series(call), ids)
 
 
 def _at(height: int, rows: pl.Series, ids: pl.Series) -> pl.Series:

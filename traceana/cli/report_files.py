@@ -22,7 +22,7 @@ __all__ = ["write_merged", "write_report"]
 def write_merged(path: Path, report: Report, args: Args = "key") -> dict[str, int]:
     """Write the merged Perfetto trace to `path`; what was written, counted. Raises OutputError."""
     trace = report.model.trace
-    attribution = report.model.blame.attribution
+    attribution = report.model.blame.compact
     worst = report.document.get("worst_gaps")
     keys = [(g["rank"], g["gap"]) for g in worst] if isinstance(worst, list) else []
     pick = pl.DataFrame(keys, schema={"rank": pl.Int32, "gap": pl.Int64}, orient="row")
@@ -33,7 +33,7 @@ def write_merged(path: Path, report: Report, args: Args = "key") -> dict[str, in
         visits=trace.visits,
         forwards=trace.forwards,
         messages=trace.messages,
-        states=report.tables["states"],
+        states=pl.concat(s.compact for s in report.model.states.values()),
         attribution=attribution,
         kernel_class=trace.kernel_class,
         window=(trace.window.start_ns, trace.window.end_ns),

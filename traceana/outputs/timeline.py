@@ -70,12 +70,13 @@ def write_timeline(
 ) -> TimelineStats:
     """Writes the merged timeline of `capture` to a file or an open binary stream.
 
-    All frames follow `traceana.schema`, are on trace time, and may be empty. `kernel_class` gives the class of a kernel
-    name. `window` (ns, trace time) is the stretch that the figures are about. `chains` are rows of ATTRIBUTION whose
-    cause is to be shown by an arrow. `in_flight` and `stages_busy` are steps (ts_ns, count), drawn as counters.
-    `stages` is the pipeline stage of each rank where its identity does not tell. `events` gives the `attribution` of a
-    rank with its events in words, where it has none yet; it is called by several threads. `args` says what kernels, calls and
-    ops carry: nothing, what is needed to follow them, or all that the tables hold.
+    All frames follow `traceana.schema`, texts as String or Categorical, are on trace time, and may be empty.
+    `kernel_class` gives the class of a kernel name. `window` (ns, trace time) is the stretch that the figures are
+    about. `chains` are rows of ATTRIBUTION whose cause is to be shown by an arrow. `in_flight` and `stages_busy` are
+    steps (ts_ns, count), drawn as counters. `stages` is the pipeline stage of each rank where its identity does not
+    tell. `events` gives the `attribution` of a rank with its events in words, where it has none yet; it is called by
+    several threads. `args` says what kernels, calls and ops carry: nothing, what is needed to follow them, or all that
+    the tables hold.
 
     A file appears whole or not at all. Raises OutputError where it cannot be written.
     """

@@ -91,7 +91,7 @@ def read_capture(
         if not listing.traces:
             return _exports(listing, ranks, losses)
         if listing.exports:
-            what = "nsys exports beside traces are not read"
+            what = f"nsys exports beside traces are not read; {listing.exports[0].name} can be reported by itself"
             losses.append(loss("nsys_left_out", "info", len(listing.exports), what))
         manifest, doubtful = read_listed(listing)
         losses += doubtful

@@ -68,6 +68,15 @@ def test_every_layout_of_a_writer_is_taken(layout: str) -> None:
     assert found.unused == {"phase s": 30, "category python_function": 30}
 
 
+@pytest.mark.parametrize("layout", kf.LAYOUTS)
+def test_white_space_of_its_own_in_the_first_event_moves_no_other(layout: str) -> None:
+    buffer, start, stop = stretch([*PLAIN, OP, ODD[0], *PLAIN], layout)
+    buffer = buffer[: start + 1] + b" \n " + buffer[start + 1 :]
+    one, two = parse_keys(buffer, start, stop + 3), parse_plain(buffer, start, stop + 3)
+    same(one, two)
+    assert one.lost == []
+
+
 def message(n: int, **args: object) -> kf.Event:
     said = {
         "External id": n,

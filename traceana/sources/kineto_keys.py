@@ -161,7 +161,6 @@ def _stretch(buffer: bytes, start: int, stop: int) -> _Stretch:
     if first.size < 2 or first[0] != 0 or not _START.fullmatch(buffer, start, int(key[0]) - 2):
         raise NotPlain("events do not begin with ph")
     quote = key[first] - 3
-    lead = int(quote[0]) - start
     closing = _between(buffer, quote[1:9].tolist())
     outer, inner = Literal.of(closing[1]), Literal.of(closing[0] + closing[1])
     # Beyond the stretch another event follows: its first key would stand here.
@@ -174,7 +173,8 @@ def _stretch(buffer: bytes, start: int, stop: int) -> _Stretch:
         first, quote = first[sealed[:-1]], quote[sealed]
     opens = np.flatnonzero(here == _OPEN)
     opens += start
-    begin = quote - lead
+    begin = quote - (len(closing[1]) - closing[1].index("{"))
+    begin[0] = start  # white space of its own may stand in the first event
     return _Stretch(
         text=text,
         words=words,

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,11 +64,9 @@ def _watch(root: int, peak: list[float], done: threading.Event) -> None:
 def _family(root: int) -> list[int]:
     found, at = [root], 0
     while at < len(found):
-        for task in Path(f"/proc/{found[at]}/task").glob("*/children"):
-            try:
+        with suppress(OSError):  # it may have ended just now
+            for task in Path(f"/proc/{found[at]}/task").glob("*/children"):
                 found += map(int, task.read_text().split())
-            except OSError:
-                continue
         at += 1
     return found
 

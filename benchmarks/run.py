@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -33,6 +33,15 @@ LINEAR = ("events-1x", "events-4x", "events-16x", "ranks-1x", "ranks-4x", "ranks
 HUGE = ("huge-64x64", "huge-4x1024")
 LARGE = (*HUGE, "ranks-1024")
 RUNS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A command to measure, after `before`."""
+
+    command: list[str]
+    env: Mapping[str, str] | None = None
+    before: Callable[[], None] | None = None
 
 
 class Bench:
@@ -54,32 +63,24 @@ class Bench:
             kept = json.loads(self._large.read_text())
             self.large = {name: (Cost(**cost), of) for name, (cost, of) in kept.items()}
 
-    def take(
-        self,
-        name: str,
-        command: list[str],
-        *,
-        runs: int = RUNS,
-        env: Mapping[str, str] | None = None,
-        before: Callable[[], None] | None = None,
-    ) -> None:
-        """The median by wall time of `runs` runs of `command`, each after `before`."""
-        if name in self.figures:
-            return
-        costs: list[Cost] = []
+    def take(self, jobs: Mapping[str, Job], *, runs: int = RUNS) -> None:
+        """The median by wall time of `runs` runs of each of `jobs`, which take turns: a machine that is slower for a
+        minute is so for all of them."""
+        left = {name: job for name, job in jobs.items() if name not in self.figures}
+        costs: dict[str, list[Cost]] = {name: [] for name in left}
         for _ in range(runs):
-            if before is not None:
-                before()
-            costs.append(measure(command, env))
-            if costs[-1].status:
-                break
-        failed = [cost for cost in costs if cost.status]
-        wall = statistics.median_low([cost.wall_s for cost in costs])
-        cost = failed[0] if failed else next(c for c in costs if c.wall_s == wall)
-        print(f"{name:28s} {cost.wall_s:8.2f} s {cost.cpu_s:8.2f} s CPU {cost.peak_mb:7.0f} MB", flush=True)
-        if cost.status:
-            print(f"    failed with {cost.status}: {cost.said}", flush=True)
-        self.figures[name] = cost
+            for name, job in left.items():
+                if job.before is not None:
+                    job.before()
+                costs[name].append(measure(job.command, job.env))
+        for name, taken in costs.items():
+            failed = [cost for cost in taken if cost.status]
+            wall = statistics.median_low([cost.wall_s for cost in taken])
+            cost = failed[0] if failed else next(c for c in taken if c.wall_s == wall)
+            print(f"{name:28s} {cost.wall_s:8.2f} s {cost.cpu_s:8.2f} s CPU {cost.peak_mb:7.0f} MB", flush=True)
+            if cost.status:
+                print(f"    failed with {cost.status}: {cost.said}", flush=True)
+            self.figures[name] = cost
         self._file.write_text(json.dumps({n: asdict(c) for n, c in self.figures.items()}, indent=1))
 
     def take_large(self, name: str, command: list[str], *, again: bool) -> None:
@@ -128,7 +129,7 @@ def take_large(bench: Bench, sets: list[str], *, again: bool) -> None:
 
 
 def take_all(bench: Bench, hta: Path | None) -> None:
-    """Every figure, the references of a set right after its own."""
+    """Every figure, the references of a set in turn with its own."""
     traceana = [sys.executable, "-m", "traceana"]
     env = bench.env
 
@@ -138,23 +139,26 @@ def take_all(bench: Bench, hta: Path | None) -> None:
     def report(name: str) -> list[str]:
         return [*traceana, "report", "--json", str(bench.work / name)]
 
-    bench.take("help", [*traceana, "--help"], runs=2 * RUNS - 1, env=env)
+    def reference(what: str, files: list[str], python: str = sys.executable) -> Job:
+        return Job([python, str(HERE / "references.py"), what, *files])
+
+    bench.take({"help": Job([*traceana, "--help"], env)}, runs=2 * RUNS - 1)
+    merged = bench.work / "merged.pftrace"
     for name in SMALL:
         files = sorted(map(str, (bench.work / name).glob("*.json.gz")))
-        bench.take(f"{name} cold", report(name), env=env, before=forget)
-        if f"{name} warm" not in bench.figures:
-            measure(report(name), env)
-        bench.take(f"{name} warm", report(name), env=env)
-        bench.take(f"{name} no cache", [*report(name), "--no-cache"], env=env)
-        bench.take(f"{name} arrow", [sys.executable, str(HERE / "references.py"), "arrow", *files])
-        bench.take(f"{name} json", [sys.executable, str(HERE / "references.py"), "json", *files], runs=1)
+        jobs = {
+            f"{name} cold": Job(report(name), env, forget),
+            f"{name} warm": Job(report(name), env),  # right after the cold one
+            f"{name} no cache": Job([*report(name), "--no-cache"], env),
+            f"{name} arrow": reference("arrow", files),
+            f"{name} json": reference("json", files),
+        }
+        if name == "rep8":
+            jobs["merge cold"] = Job([*traceana, "merge", str(bench.work / name), "-o", str(merged)], env, forget)
         if hta is not None:
-            bench.take(f"{name} hta", [str(hta), str(HERE / "references.py"), "hta", *files], runs=1)
-    merged = bench.work / "merged.pftrace"
-    merge = [*traceana, "merge", str(bench.work / "rep8"), "-o", str(merged)]
-    bench.take("merge cold", merge, env=env, before=forget)
-    for name in LINEAR:
-        bench.take(name, [*report(name), "--no-cache"], env=env, runs=1 if name.endswith("16x") else 2)
+            jobs[f"{name} hta"] = reference("hta", files, str(hta))
+        bench.take(jobs)
+    bench.take({name: Job([*report(name), "--no-cache"], env) for name in LINEAR})
     forget()
     merged.unlink(missing_ok=True)
 

@@ -34,8 +34,8 @@ def page(figures: Mapping[str, Cost], large: Mapping[str, tuple[Cost, str]], fac
     """Markdown: what was measured, beside what is wanted and beside the references taken in the same run."""
     parts = [
         "# Benchmarks\n\n<!-- Written by benchmarks/run.py; do not edit. -->\n\n"
-        f"Commit {facts['commit']}, {facts['date']}, {facts['machine']}. Medians of three\n"
-        "rounds, in which all that is compared takes turns; large captures once.\n\n"
+        f"Commit {facts['commit']}, {facts['date']}, {facts['machine']}. The fastest of five\n"
+        "rounds (growth: of three), in which all that is compared takes turns; large captures once.\n\n"
         "```text\npython benchmarks/run.py --huge --hta-python PATH\n```\n\n"
         "makes the sets, measures, and writes this page. PATH is a python with `HolisticTraceAnalysis>=0.5` and\n"
         "`pandas<3`; `--huge` takes the sets of 4 GB too. Broken off, it goes on where it was. Byte code is compiled\n"

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["distinct", "groups_of", "mapped", "narrow", "numbered"]
+__all__ = ["distinct", "groups_of", "mapped", "narrow", "numbered", "once"]
 
 IntArray = NDArray[np.int64]
 
@@ -54,6 +54,14 @@ def groups_of(*columns: IntArray) -> IntArray:
         _, place = numbered(column)
         key = numbered(key * (int(place.max(initial=0)) + 1) + place)[1]
     return key
+
+
+def once(*columns: IntArray) -> tuple[IntArray, IntArray]:
+    """The first row of each combination of values that occurs in `columns`, and for each row which of these it equals."""
+    place = groups_of(*columns)
+    first = np.empty(int(place.max(initial=-1)) + 1, dtype=np.int64)
+    first[place[::-1]] = np.arange(place.size - 1, -1, -1)
+    return first, place
 
 
 def narrow(values: IntArray) -> IntArray:

@@ -56,10 +56,10 @@ _PARTS = 8  # of doubtful stretches of a rank before they are put together
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """`attribution` (ATTRIBUTION) tiles every rank's bubble, and is kept as `compact`, its words as categories; `links` are the whole chains it was cut from, `graph` what
-    they refer to. `bounds` gives, per rank and cause, the least and most nanoseconds over the clocks tried.
-    `first_gap` is the number of the first chain of each rank: chain = first_gap[position of rank] + gap. `phases` are
-    the host phases of each rank, by position."""
+    """`attribution` (ATTRIBUTION) tiles every rank's bubble, and is kept as `compact`, its words as categories; `links`
+    are the whole chains it was cut from, `graph` what they refer to. `bounds` gives, per rank and cause, the least and
+    most nanoseconds over the clocks tried. `first_gap` is the number of the first chain of each rank: chain =
+    first_gap[position of rank] + gap. `phases` are the host phases of each rank, by position."""
 
     compact: pl.DataFrame
     links: Links

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from traceana import schema
-from traceana.arrays import distinct, numbered
+from traceana.arrays import distinct, once
 from traceana.categories import in_numbers
 from traceana.intervals import IntArray
 from traceana.model.chain import CAUSES, CODE, FORWARD, REASONS, THREAD
@@ -70,9 +70,7 @@ class Known:
 
 def different_words(words: pl.Series) -> tuple[Sequence[str | None], IntArray]:
     """The different ones of categorical `words`, and for each of these its place there."""
-    numbers, place = numbered(words.to_physical().to_numpy().astype(np.int64))
-    first = np.empty(numbers.size, dtype=np.int64)
-    first[place] = np.arange(place.size)
+    first, place = once(words.to_physical().cast(pl.Int64).fill_null(-1).to_numpy())
     return words.gather(first).to_list(), place
 
 

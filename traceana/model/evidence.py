@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from traceana.arrays import groups_of
+from traceana.arrays import once
 from traceana.categories import few_words
 from traceana.intervals import IntArray
 from traceana.model.chain import ACTIVITY, CAUSES, CONTROL, END, FORWARD, MESSAGE, REASONS, START, SYNC, THREAD, Links
@@ -88,7 +88,7 @@ class Words:
 
     def once_in_forwards(self, index: IntArray) -> tuple[pl.Series, IntArray]:
         """`in_forwards` of each activity, equal ones once, and which one is that of each activity."""
-        first, place = _once(*self._in_forward(index))
+        first, place = once(*self._in_forward(index))
         return self.in_forwards(index[first]), place
 
     def _in_forward(self, index: IntArray) -> tuple[IntArray, ...]:
@@ -141,19 +141,11 @@ class Words:
             mine = np.flatnonzero(np.isin(links.element, codes))
             if mine.size:
                 ref, cause = links.ref[mine], links.cause[mine]
-                first, place = _once(*same(ref), cause)
+                first, place = once(*same(ref), cause)
                 number[mine] = place + sum(map(len, told))
                 said = tell(ref[first])
                 told.append(said if THREAD in codes else _joined(said, doing.gather(cause[first])))
         return pl.concat([pl.Series(t.alias("what")) for t in told]), number
-
-
-def _once(*columns: IntArray) -> tuple[IntArray, IntArray]:
-    """One row of each combination of values that occurs in `columns`, and for each row which of these it equals."""
-    place = groups_of(*columns)
-    first = np.empty(int(place.max(initial=-1)) + 1, dtype=np.int64)
-    first[place] = np.arange(place.size)
-    return first, place
 
 
 def _rows(links: Links, which: slice | IntArray) -> Links:

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from traceana.arrays import groups_of
+from traceana.arrays import once
 from traceana.categories import few_words
 
 __all__ = ["Interned", "Texts", "bytes_field", "int_field", "varint"]
@@ -73,9 +73,7 @@ class Texts:
     @classmethod
     def told(cls, tell: Callable[[list[int]], str], *columns: NDArray[np.int64]) -> Texts:
         """The text of each row, which `tell` makes of the row's numbers in `columns`, once for all equal ones."""
-        key = groups_of(*columns)
-        first = np.empty(int(key.max(initial=-1)) + 1, np.int64)
-        first[key[::-1]] = np.arange(len(key) - 1, -1, -1)
+        first, key = once(*columns)
         by_row = np.argsort(first)
         place = np.empty(len(first), np.int64)
         place[by_row] = np.arange(len(first))

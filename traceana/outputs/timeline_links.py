@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from traceana.arrays import numbered
+from traceana.arrays import IntArray, numbered
 from traceana.tables.capture import RankInfo
 
 __all__ = [
@@ -57,13 +57,13 @@ def link_launches(device: pl.DataFrame, calls: pl.DataFrame, rank: int) -> tuple
         first[side, where[::-1]] = rows[::-1]
     activity, call = first[:, (first >= 0).all(axis=0)]
     ids = pl.select(_id(Flow.LAUNCH, pl.lit(rank), pl.lit(pl.Series(activity)))).to_series().alias("flow:launch")
-    return _at(device.height, pl.Series(activity), ids), _at(calls.height, pl.Series(call), ids)
+    return _at(device.height, activity, ids), _at(calls.height, call, ids)
 
 
-def _at(height: int, rows: pl.Series, ids: pl.Series) -> pl.Series:
+def _at(height: int, rows: IntArray, ids: pl.Series) -> pl.Series:
     """A column with `ids` in `rows` and no arrow (0) elsewhere."""
     values = np.zeros(height, np.uint64)
-    values[rows.to_numpy()] = ids.to_numpy()
+    values[rows] = ids.to_numpy()
     return pl.Series(ids.name, values)
 
 
@@ -122,8 +122,8 @@ def _slots(frame: pl.DataFrame) -> int | None:
 
 def link_messages(messages: pl.DataFrame) -> pl.DataFrame:
     """MESSAGES with `flow:message`; n is the row in `messages`."""
-    numbered = messages.with_row_index("n")
-    return numbered.with_columns(_id(Flow.MESSAGE, pl.col("src"), pl.col("n")).alias("flow:message")).drop("n")
+    rows = messages.with_row_index("n")
+    return rows.with_columns(_id(Flow.MESSAGE, pl.col("src"), pl.col("n")).alias("flow:message")).drop("n")
 
 
 def link_chains(chains: pl.DataFrame, spans: Callable[[int], pl.DataFrame]) -> dict[int, pl.DataFrame]:
@@ -140,17 +140,17 @@ def link_chains(chains: pl.DataFrame, spans: Callable[[int], pl.DataFrame]) -> d
     if wanted.height == 0:
         return {}
     ranks = sorted({*wanted.get_column("rank").to_list(), *wanted.get_column("root_rank").to_list()})
-    numbered = pl.concat(
+    slices = pl.concat(
         spans(rank).select("ts_ns", "end_ns", "gap", pl.lit(rank, pl.Int32).alias("rank")).with_row_index("slice")
         for rank in ranks
     )
     here = wanted.select("n", "rank", "root_rank", "ts_ns", "end_ns").join(
-        numbered.filter(pl.col("gap").is_not_null()), on=["rank", "ts_ns", "end_ns"]
+        slices.filter(pl.col("gap").is_not_null()), on=["rank", "ts_ns", "end_ns"]
     )
     there = (
         here.sort("ts_ns", "n")
         .join_asof(
-            numbered.select(
+            slices.select(
                 pl.col("rank").alias("root_rank"), "ts_ns", pl.col("end_ns").alias("root_end_ns"),
                 pl.col("slice").alias("root_slice"),
             ).sort("ts_ns"),
@@ -174,8 +174,6 @@ def with_arrows(arrows: pl.DataFrame, runs: pl.DataFrame, idle: pl.DataFrame) ->
     """The two kinds of top-level slices of the Attribution track of a rank, each in order of time, with the columns that
     `link_chains` gives for the rank."""
     ts = np.concatenate([runs.get_column("ts_ns").to_numpy(), idle.get_column("ts_ns").to_numpy()])
-    row = pl.Series(np.argsort(ts, kind="stable")[arrows.get_column("slice").to_numpy()])
-    ends = [
-        _at(len(ts), row.filter(column.is_not_null()), column.drop_nulls()) for column in arrows.drop("slice")
-    ]  # fmt: skip
+    row = np.argsort(ts, kind="stable")[arrows.get_column("slice").to_numpy()]
+    ends = [_at(len(ts), row[c.is_not_null().to_numpy()], c.drop_nulls()) for c in arrows.drop("slice")]
     return runs.hstack([c.head(runs.height) for c in ends]), idle.hstack([c.tail(idle.height) for c in ends])

@@ -26,7 +26,6 @@ __all__ = [
     "MAX_TIME",
     "MEMCPY",
     "MEMSET",
-    "NO_TALKS",
     "NULL",
     "OP",
     "OVERHEAD",
@@ -119,7 +118,7 @@ class Events:
 
     columns: dict[str, npt.NDArray[Any]]
     names: pl.Series
-    talks: pl.DataFrame = field(default_factory=lambda: talk_frame([]))
+    talks: pl.DataFrame = field(default_factory=lambda: _NO_TALKS)
     metadata: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     unused: Counter[str] = field(default_factory=Counter[str])
     lost: list[Lost] = field(default_factory=list[Lost])
@@ -155,6 +154,8 @@ def join_events(parts: Sequence[Events]) -> Events:
 def talk_frame(talks: Sequence[tuple[int, Mapping[str, object]]]) -> pl.DataFrame:
     """The rows and arguments of events that carry a message as typed columns: `row`, then those of COMMUNICATION. What
     is missing or of another type is null."""
+    if not talks:
+        return _NO_TALKS
     columns = [pl.Series("row", [row for row, _ in talks], dtype=pl.Int64())]
     for key, (name, dtype) in COMMUNICATION.items():
         kind = int if dtype == pl.Int64() else str
@@ -162,7 +163,7 @@ def talk_frame(talks: Sequence[tuple[int, Mapping[str, object]]]) -> pl.DataFram
     return pl.DataFrame(columns)
 
 
-NO_TALKS: pl.DataFrame = talk_frame([])
+_NO_TALKS: pl.DataFrame = pl.DataFrame(schema={"row": pl.Int64(), **dict(COMMUNICATION.values())})
 
 
 def possible_talks(talks: pl.DataFrame) -> pl.DataFrame:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceana.sources.kineto_events import MAX_DURATION, MAX_TIME, NO_TALKS, NULL, Events, talk_frame
+from traceana.sources.kineto_events import MAX_DURATION, MAX_TIME, NULL, Events, talk_frame
 from traceana.sources.kineto_fast import FALSE, METADATA, SPAN, TRUE, kinds_at, with_odd
 from traceana.sources.kineto_index import Literal, NotPlain
 from traceana.sources.kineto_shapes import HEAD, INT_COLUMNS, shapes
@@ -134,7 +134,7 @@ def parse_keys(buffer: bytes, start: int, stop: int, offset: int = 0) -> Events:
         columns = {name: values[good] for name, values in columns.items()}
         place = np.cumsum(good) - 1
         talks = [(int(place[row]), args) for row, args in talks]
-    events = Events(columns, names, talk_frame(talks) if talks else NO_TALKS, unused=unused)
+    events = Events(columns, names, talk_frame(talks), unused=unused)
     left = np.flatnonzero(odd)
     return (
         with_odd(events, s.start[rows] + offset, buffer, s.start[left], s.stop[left], offset) if left.size else events

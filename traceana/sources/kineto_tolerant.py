@@ -24,7 +24,6 @@ from traceana.sources.kineto_events import (
     KIND_OF,
     MAX_DURATION,
     MAX_TIME,
-    NO_TALKS,
     NULL,
     Events,
     Lost,
@@ -172,9 +171,7 @@ class EventReader:
         """Everything taken so far."""
         columns = {name: np.array(self._columns[name], dtype=dtype) for name, dtype in COLUMNS.items()}
         names = pl.Series("name", self._names, dtype=pl.String()).cast(pl.Categorical())
-        return Events(
-            columns, names, talk_frame(self._talks) if self._talks else NO_TALKS, self.metadata, self.unused, self.lost
-        )
+        return Events(columns, names, talk_frame(self._talks), self.metadata, self.unused, self.lost)
 
     def decode_at(self, text: str, here: int) -> tuple[object, int]:
         """The value that starts at `here` and where it ends. Raises ValueError or RecursionError."""

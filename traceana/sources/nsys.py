@@ -50,8 +50,8 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
 @dataclass(frozen=True, slots=True)
 class NsysExport:
     """Raw frames by nsys' own table and column names (int64, null where the export lacks it), and what says whose they
-        are. `start` and `end` are nanoseconds since `epoch_ns`, the start of the session (None: the export lacks it); what was
-    open at `stop_ns`, when recording stopped, ends then."""
+    are. `start` and `end` are nanoseconds since `epoch_ns`, the start of the session (None: the export lacks it); what
+    was open at `stop_ns`, when recording stopped, ends then."""
 
     path: Path
     tables: Mapping[str, pl.DataFrame]

@@ -65,7 +65,7 @@ def communication(
     marks = _marks(ranges)
     told = _said(launches, marks)
     recorded = _recorded(launches, marks)
-    rest = recorded.join(told, on="row", how="anti")
+    rest = launches.filter(recorded).join(told, on="row", how="anti")
     told = pl.concat([told, _directions(rest, ranges, ranks)], how="diagonal")
     losses: list[Loss] = []
     unknown = told.get_column("collective").null_count()
@@ -82,7 +82,7 @@ def communication(
         "row", collective=pl.col("word").replace_strict(_COLLECTIVES, default=None, return_dtype=pl.String())
     )
     # torch's word for messages that an op does not name one by one.
-    edge = launches.join(recorded, on="row", how="anti").select("row", collective=pl.lit("coalesced"))
+    edge = launches.filter(~recorded).select("row", collective=pl.lit("coalesced"))
     return pl.concat([told, others, edge], how="diagonal"), losses
 
 
@@ -96,13 +96,13 @@ def _marks(ranges: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _recorded(launches: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
-    """The launches that are messages of the recording. nsys begins on all ranks of a node at once, the hook with each
+def _recorded(launches: pl.DataFrame, marks: pl.DataFrame) -> pl.Series:
+    """Which of the launches are messages of the recording. nsys begins on all ranks of a node at once, the hook with each
     rank's own start of the profile: what a rank that marks its messages launched before its first mark, or after its
     last, is in no span, and would take the place of the message of its kind that is."""
     said = marks.group_by("process").agg(first_ns=pl.col("from_ns").min(), last_ns=pl.col("to_ns").max())
     inside = pl.col("at_ns").is_between("first_ns", "last_ns").fill_null(True)
-    return launches.join(said, on="process", how="left", maintain_order="left").filter(inside)
+    return launches.join(said, on="process", how="left", maintain_order="left").select(inside).to_series()
 
 
 def _said(launches: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:

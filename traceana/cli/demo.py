@@ -41,4 +41,5 @@ def command(as_json: bool, no_files: bool, out: Path, verbose: int) -> None:
     for path in written:
         click.echo(f"Wrote {path}")
     if written:
-        click.echo(f"Next: traceana open {out}   then, on your own server: traceana capture --ranks 0-7")
+        click.echo(f"Next: traceana open {out}")
+        click.echo("Then, on your own server: traceana capture --ranks 0-7")
